@@ -1,0 +1,73 @@
+"""Block-native KV-cache compaction: plan, move and retain KV blocks, per layer, exactly."""
+
+from .errors import CompactionError, PlanError, Result, ResultCode, raise_for_result
+from .geometry import (
+    GroupGeometry,
+    LayerGeometry,
+    LayerKind,
+    ModelGeometry,
+    OwnershipGranularity,
+    TableSupport,
+    num_candidate_blocks,
+)
+from .ids import HOLE
+from .metrics import CompactionMetrics
+from .ownership import Ownership, ReferenceKind, empty_ownership
+from .residency import Residency, check_residency, empty_residency, graduate
+from .retention import RetentionKind, RetentionPlan, RetentionPolicy, resolve
+from .scores import BlockReduction, HeadReduction
+from .selection import LayerBudget, Selection, SelectionPolicy, SmallBudget, select
+from .step import (
+    StepCommit,
+    StepPlan,
+    StepPolicy,
+    abort_step,
+    commit_step,
+    plan_requests,
+    plan_step,
+)
+from .upload import SourceKind, UploadPlan
+
+__all__ = [
+    "HOLE",
+    "BlockReduction",
+    "CompactionError",
+    "CompactionMetrics",
+    "GroupGeometry",
+    "HeadReduction",
+    "LayerBudget",
+    "LayerGeometry",
+    "LayerKind",
+    "ModelGeometry",
+    "Ownership",
+    "OwnershipGranularity",
+    "PlanError",
+    "ReferenceKind",
+    "Residency",
+    "Result",
+    "ResultCode",
+    "RetentionKind",
+    "RetentionPlan",
+    "RetentionPolicy",
+    "Selection",
+    "SelectionPolicy",
+    "SmallBudget",
+    "SourceKind",
+    "StepCommit",
+    "StepPlan",
+    "StepPolicy",
+    "TableSupport",
+    "UploadPlan",
+    "abort_step",
+    "check_residency",
+    "commit_step",
+    "empty_ownership",
+    "empty_residency",
+    "graduate",
+    "num_candidate_blocks",
+    "plan_requests",
+    "plan_step",
+    "raise_for_result",
+    "resolve",
+    "select",
+]

@@ -1,0 +1,71 @@
+"""Compiled registry, host calls and FFI handlers. Use `blockcompact_jax.kernels` instead."""
+
+from collections.abc import Sequence
+from types import CapsuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+def build_info() -> dict[str, str | list[str]]: ...
+def ffi_targets() -> dict[str, CapsuleType]: ...
+def force_impl(name: str) -> None: ...
+def register_plain(
+    *,
+    pointers: Sequence[int],
+    size_bytes: int,
+    num_layers: int,
+    num_blocks: int,
+    shape: Sequence[int],
+    stride_bytes: Sequence[int],
+    is_writable: bool,
+    keepalive: object,
+) -> int: ...
+def register_packed(
+    *,
+    pointers: Sequence[int],
+    size_bytes: int,
+    num_layers: int,
+    num_blocks: int,
+    shape: Sequence[int],
+    layout: int,
+    stride_bytes: Sequence[int],
+    is_writable: bool,
+    keepalive: object,
+) -> int: ...
+def unregister(pool_id: int) -> bool: ...
+def num_pools() -> int: ...
+def pool_ord(pool_id: int) -> int | None: ...
+def pool_pack(
+    plain_pool: int,
+    ord_plain: int,
+    packed_pool: int,
+    ord_packed: int,
+    layer: NDArray[np.int32],
+    plain_block: NDArray[np.int32],
+    source_block: NDArray[np.int32],
+) -> tuple[int, NDArray[np.int32]]: ...
+def pool_upload(
+    packed_pool: int,
+    ord_packed: int,
+    plain_pool: int,
+    ord_plain: int,
+    layer: NDArray[np.int32],
+    source_block: NDArray[np.int32],
+    physical_block: NDArray[np.int32],
+    valid_tokens: NDArray[np.int32],
+) -> tuple[int, NDArray[np.int32]]: ...
+def pool_block_move(
+    pool: int,
+    ord: int,
+    layer: NDArray[np.int32],
+    from_block: NDArray[np.int32],
+    to_block: NDArray[np.int32],
+) -> tuple[int, NDArray[np.int32]]: ...
+def pool_gather(
+    pool: int,
+    ord: int,
+    layer: NDArray[np.int32],
+    physical_block: NDArray[np.int32],
+    out: NDArray[np.generic],
+    is_token_contiguous: bool,
+) -> NDArray[np.int32]: ...

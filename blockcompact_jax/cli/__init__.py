@@ -1,0 +1,5 @@
+"""The `blockcompact` command."""
+
+from .app import main
+
+__all__ = ["main"]

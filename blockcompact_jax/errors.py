@@ -1,0 +1,224 @@
+"""Result codes as full sentences with the remedy, and the exceptions of the host side.
+
+Code under ``jit`` cannot raise. Each stage returns a `Result` instead: the first fault in
+(stage, layer row, block) order, or OK. `raise_for_result` turns it into an exception on the host.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from jax import Array
+
+from .ids import HOLE, AnyArray
+
+
+class ResultCode(enum.IntEnum):
+    """What a stage found. OK is zero; every other code leaves the stage's output inert."""
+
+    OK = 0
+    NON_FINITE_SCORE = 1
+    CANDIDATES_OUT_OF_RANGE = 2
+    BUDGET_TOO_SMALL = 3
+    WANT_EXCEEDS_CAPACITY = 4
+    DUPLICATE_BLOCK = 5
+    BLOCK_OUT_OF_RANGE = 6
+    COUNT_OUT_OF_RANGE = 7
+    UPLOAD_EXCEEDS_CAPACITY = 8
+    PADDING_EXHAUSTED = 9
+    RESIDENCY_FULL = 10
+    POOL_EXHAUSTED = 11
+    DOUBLE_RELEASE = 12
+    NOT_OWNED = 13
+    STALE_PLAN = 14
+    SOURCE_MISSING = 15
+
+
+_SENTENCES: Final[dict[ResultCode, str]] = {
+    ResultCode.NON_FINITE_SCORE: (
+        "The score of logical block {block} in layer {layer} is NaN or infinite, so nothing was "
+        "selected. Check the attention that produced it for overflow or an unmasked empty row."
+    ),
+    ResultCode.CANDIDATES_OUT_OF_RANGE: (
+        "`num_candidate_blocks` is {block}, outside 0 … max_blocks. Give the number of whole, "
+        "confirmed blocks before the recent tail, or raise the scores' block capacity."
+    ),
+    ResultCode.BUDGET_TOO_SMALL: (
+        "`budget_blocks` is {block} in layer {layer}, less than sink_blocks + recent_blocks. Raise "
+        "the budget, lower the sink or the recent tail, or set on_small_budget to EFFECTIVE."
+    ),
+    ResultCode.WANT_EXCEEDS_CAPACITY: (
+        "Layer {layer} wants {block} blocks, more than `max_want`. "
+        "Raise `max_want` in the selection policy or lower the budget."
+    ),
+    ResultCode.DUPLICATE_BLOCK: (
+        "Logical block {block} is listed more than once in layer {layer}. "
+        "Each block may be wanted, ranked or held once; rebuild the list."
+    ),
+    ResultCode.BLOCK_OUT_OF_RANGE: (
+        "Block {block} in layer {layer} is negative or past the last block. "
+        "Only IDs in [0, num_blocks) are allowed in the counted part of a list."
+    ),
+    ResultCode.COUNT_OUT_OF_RANGE: (
+        "A list of layer {layer} counts {block} entries, outside 0 … its capacity. "
+        "Give the number of filled places."
+    ),
+    ResultCode.UPLOAD_EXCEEDS_CAPACITY: (
+        "Layer {layer} has {block} blocks to upload, more than `max_upload`. Raise `max_upload`; "
+        "a wanted block is never dropped silently."
+    ),
+    ResultCode.PADDING_EXHAUSTED: (
+        "Layer {layer} cannot be padded to the common {block} blocks from its ranked tail, even "
+        "in a full plan. Raise `max_tail`, or use per-layer tables, which need no padding."
+    ),
+    ResultCode.RESIDENCY_FULL: (
+        "Layer {layer} would hold {block} blocks, more than its resident slots. "
+        "Create the residency with more slots, or retain before uploading."
+    ),
+    ResultCode.POOL_EXHAUSTED: (
+        "The pool that owns layer {layer} has {block} free blocks, fewer than the plan needs. "
+        "Enlarge the pool, lower the budget, or retain before uploading. Nothing was reserved."
+    ),
+    ResultCode.DOUBLE_RELEASE: (
+        "Physical block {block} of the pool that owns layer {layer} is released more often than it "
+        "is referenced. Nothing was released; find the second caller."
+    ),
+    ResultCode.NOT_OWNED: (
+        "Physical block {block} of the pool that owns layer {layer} is not owned by this request "
+        "or operation. Only reserve, acquire or commit blocks through the ownership."
+    ),
+    ResultCode.STALE_PLAN: (
+        "The plan was made for another residency (its first differing revision is {block}). "
+        "Make the plan again from the residency that is current now."
+    ),
+    ResultCode.SOURCE_MISSING: (
+        "Logical block {block} of layer {layer} has no source block in the CPU pool. "
+        "Write it to the CPU pool before it is selected, or leave it out of the candidates."
+    ),
+}
+
+
+class CompactionError(ValueError):
+    """A refused input or an inconsistent call. The message says the remedy."""
+
+
+class PlanError(CompactionError):
+    """A stage's `Result` that is not OK.
+
+    Attributes:
+        code: The result code.
+        layer: Decoder layer ID, or HOLE where no layer is concerned.
+        block: The block or count the sentence names, or HOLE.
+    """
+
+    def __init__(self, code: ResultCode, *, layer: int, block: int) -> None:
+        self.code = code
+        self.layer = layer
+        self.block = block
+        super().__init__(describe_code(code, layer=layer, block=block))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a stage found, as arrays that travel through jit, vmap and scan.
+
+    Attributes:
+        code: `ResultCode` value, 0 is OK. Shape ().
+        layer: Decoder layer ID of the first fault, or HOLE. Shape ().
+        block: Block ID or count that the code's sentence names, or HOLE. Shape ().
+    """
+
+    code: Int32[Array, ""]
+    layer: Int32[Array, ""]
+    block: Int32[Array, ""]
+
+    @property
+    def is_ok(self) -> Bool[Array, ""]:
+        """True where no fault was found."""
+        return self.code == 0
+
+
+def ok_result() -> Result:
+    """Returns the result without a fault."""
+    hole = jnp.int32(HOLE)
+    return Result(code=jnp.int32(0), layer=hole, block=hole)
+
+
+def fault_if(
+    condition: AnyArray, code: ResultCode, *, layer: AnyArray | int = HOLE, block: AnyArray | int
+) -> Result:
+    """Returns the fault `code` where the scalar `condition` holds, otherwise OK."""
+    return Result(
+        code=jnp.where(condition, jnp.int32(code), jnp.int32(0)),
+        layer=jnp.where(condition, jnp.asarray(layer, jnp.int32), jnp.int32(HOLE)),
+        block=jnp.where(condition, jnp.asarray(block, jnp.int32), jnp.int32(HOLE)),
+    )
+
+
+def fault_at(
+    mask: AnyArray, code: ResultCode, *, layer_by_row: AnyArray, block: AnyArray
+) -> Result:
+    """Returns the first fault of a mask in (row, column) order.
+
+    Args:
+        mask: Where the fault is. Shape [row] or [row, column].
+        code: The fault.
+        layer_by_row: Decoder layer ID of each row. Shape [row].
+        block: The block or count to name at each place. Broadcasts to the mask's shape.
+    """
+    if mask.size == 0:
+        return ok_result()
+    # A minimum over places vectorises on CPU; an argmax does not.
+    places = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
+    first = jnp.min(jnp.where(mask, places, mask.size))
+    is_faulty = first < mask.size
+    place = jnp.minimum(first, mask.size - 1)
+    layer = jnp.asarray(layer_by_row, jnp.int32)[place // (mask.size // mask.shape[0])]
+    named = jnp.broadcast_to(block, mask.shape).reshape(-1)[place]
+    return fault_if(is_faulty, code, layer=layer, block=named)
+
+
+def first_fault(*results: Result) -> Result:
+    """Returns the first of the given results that is not OK, otherwise OK."""
+    found = results[-1]
+    for result in reversed(results[:-1]):
+        keep = result.is_ok
+        found = jax.tree.map(lambda a, b, keep=keep: jnp.where(keep, b, a), result, found)
+    return found
+
+
+def describe_code(code: ResultCode, *, layer: int, block: int) -> str:
+    """Returns the sentence of a result code, with the layer and block it names."""
+    if code is ResultCode.OK:
+        return "No fault was found."
+    return _SENTENCES[code].format(layer=layer, block=block)
+
+
+def raise_for_result(result: Result) -> None:
+    """Raises `PlanError` for the first fault of a result; returns when all are OK.
+
+    Args:
+        result: A stage's result. With a leading request axis, the first faulty request is named.
+
+    Raises:
+        PlanError: If any code is not OK.
+    """
+    codes = np.asarray(result.code)
+    faulty = np.flatnonzero(codes)
+    if faulty.size == 0:
+        return
+    first = int(faulty[0])
+    error = PlanError(
+        ResultCode(int(codes.reshape(-1)[first])),
+        layer=int(np.asarray(result.layer).reshape(-1)[first]),
+        block=int(np.asarray(result.block).reshape(-1)[first]),
+    )
+    if codes.ndim > 0:
+        error.add_note(f"Request {first} of {codes.size} in this batch.")
+    raise error

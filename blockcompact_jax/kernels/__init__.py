@@ -1,0 +1,37 @@
+"""Kernel calls that move KV blocks: packed layouts, registered pools and JAX-owned pools."""
+
+from blockcompact_jax.kernels.arrays import block_move as block_move
+from blockcompact_jax.kernels.arrays import gather as gather
+from blockcompact_jax.kernels.arrays import pack as pack
+from blockcompact_jax.kernels.arrays import unpack as unpack
+from blockcompact_jax.kernels.arrays import unpack_scatter as unpack_scatter
+from blockcompact_jax.kernels.host_calls import host_pool_block_move as host_pool_block_move
+from blockcompact_jax.kernels.host_calls import host_pool_gather as host_pool_gather
+from blockcompact_jax.kernels.host_calls import host_pool_pack as host_pool_pack
+from blockcompact_jax.kernels.host_calls import host_pool_upload as host_pool_upload
+from blockcompact_jax.kernels.layouts import Layout as Layout
+from blockcompact_jax.kernels.layouts import UnsupportedLayoutError as UnsupportedLayoutError
+from blockcompact_jax.kernels.layouts import check_layout as check_layout
+from blockcompact_jax.kernels.layouts import packed_k_offsets as packed_k_offsets
+from blockcompact_jax.kernels.layouts import packed_v_offsets as packed_v_offsets
+from blockcompact_jax.kernels.native import NativeModuleError as NativeModuleError
+from blockcompact_jax.kernels.native import build_info as build_info
+from blockcompact_jax.kernels.pool_calls import pool_block_move as pool_block_move
+from blockcompact_jax.kernels.pool_calls import pool_gather as pool_gather
+from blockcompact_jax.kernels.pool_calls import pool_pack as pool_pack
+from blockcompact_jax.kernels.pool_calls import pool_upload as pool_upload
+from blockcompact_jax.kernels.pools import PackedStrides as PackedStrides
+from blockcompact_jax.kernels.pools import PlainStrides as PlainStrides
+from blockcompact_jax.kernels.pools import PoolClosedError as PoolClosedError
+from blockcompact_jax.kernels.pools import PoolShape as PoolShape
+from blockcompact_jax.kernels.pools import RegisteredPool as RegisteredPool
+from blockcompact_jax.kernels.results import GatherResult as GatherResult
+from blockcompact_jax.kernels.results import PoolGatherResult as PoolGatherResult
+from blockcompact_jax.kernels.results import PoolMoveResult as PoolMoveResult
+from blockcompact_jax.kernels.results import PoolPackResult as PoolPackResult
+from blockcompact_jax.kernels.results import PoolUploadResult as PoolUploadResult
+from blockcompact_jax.kernels.results import WriteResult as WriteResult
+from blockcompact_jax.kernels.status import KernelCode as KernelCode
+from blockcompact_jax.kernels.status import KernelStatusError as KernelStatusError
+from blockcompact_jax.kernels.status import PoolCopiedError as PoolCopiedError
+from blockcompact_jax.kernels.status import raise_for_status as raise_for_status

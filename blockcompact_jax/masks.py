@@ -1,0 +1,122 @@
+"""Set arithmetic on bounded IDs: lists to maps and masks to ascending lists.
+
+An ID of a plan is bounded by a static capacity, so membership is one scatter and a lookup, and
+ascending order is a prefix sum. The stages share these; nothing here knows a plan type.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Int32
+
+from .ids import HOLE, AnyArray
+
+_WORD_BITS = 32
+_MAX_COMPARED_WORDS = 64
+
+
+def place_mask(num_filled: AnyArray, capacity: int) -> Bool[Array, "row place"]:
+    """Returns which places of a counted list are filled: place < num_filled, per row."""
+    return jnp.arange(capacity, dtype=jnp.int32) < jnp.asarray(num_filled)[..., None]
+
+
+def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array, "row max_ids"]:
+    """Inverts lists of IDs.
+
+    Args:
+        ids: IDs of any one space. Shape [row, place]. Unfilled places may hold anything.
+        is_filled: Which places count. Shape [row, place].
+        max_ids: Static bound of the ID space; IDs outside [0, max_ids) are left out.
+
+    Returns:
+        The last place that holds each ID, HOLE where none does. Shape [row, max_ids].
+    """
+    num_rows, num_places = ids.shape
+    is_valid = is_filled & (ids >= 0) & (ids < max_ids)
+    target = jnp.where(is_valid, ids, max_ids)
+    rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
+    places = jnp.arange(num_places, dtype=jnp.int32)[None, :]
+    empty = jnp.full((num_rows, max_ids), HOLE, jnp.int32)
+    return empty.at[rows, target].max(places, mode="drop")
+
+
+def lookup(table: AnyArray, ids: AnyArray, is_filled: AnyArray) -> Int32[Array, "row place"]:
+    """Returns table[row, id] at filled places with an ID in range, HOLE elsewhere."""
+    max_ids = table.shape[1]
+    if max_ids == 0:
+        return jnp.full(ids.shape, HOLE, jnp.int32)
+    found = jnp.take_along_axis(jnp.asarray(table), jnp.clip(ids, 0, max_ids - 1), axis=1)
+    return jnp.where(is_filled & (ids >= 0) & (ids < max_ids), found, HOLE)
+
+
+def sort_ascending(
+    ids: AnyArray, is_member: AnyArray, capacity: int
+) -> Int32[Array, "row capacity"]:
+    """Returns the member IDs of each row ascending, cut or padded with HOLE to `capacity`."""
+    largest = jnp.iinfo(jnp.int32).max
+    ordered = lax.sort(jnp.where(is_member, ids, largest), dimension=1)
+    ordered = jnp.where(ordered == largest, HOLE, ordered)[:, :capacity]
+    missing = capacity - ordered.shape[1]
+    return jnp.pad(ordered, ((0, 0), (0, missing)), constant_values=HOLE)
+
+
+def ids_from_mask(mask: AnyArray, capacity: int) -> Int32[Array, "row capacity"]:
+    """Returns the IDs where a mask holds, ascending, cut or padded with HOLE to `capacity`.
+
+    The mask is packed into 32-bit words; the word of each output place comes from prefix sums of
+    the words' bit counts, the bit from halving the word. No scatter and no sort.
+
+    Args:
+        mask: Shape [row, id].
+        capacity: Static length of the result.
+    """
+    num_rows, max_ids = mask.shape
+    if max_ids == 0 or capacity == 0:
+        return jnp.full((num_rows, capacity), HOLE, jnp.int32)
+    num_words = -(-max_ids // _WORD_BITS)
+    bits = jnp.pad(jnp.asarray(mask), ((0, 0), (0, num_words * _WORD_BITS - max_ids)))
+    bits = bits.reshape(num_rows, num_words, _WORD_BITS).astype(jnp.uint32)
+    shifts = jnp.arange(_WORD_BITS, dtype=jnp.uint32)
+    words = jnp.sum(bits << shifts, axis=-1, dtype=jnp.uint32)
+    num_bits = lax.population_count(words).astype(jnp.int32)
+    num_bits_through = jnp.cumsum(num_bits, axis=1, dtype=jnp.int32)
+    places = jnp.arange(capacity, dtype=jnp.int32)
+    word = _first_word_past(num_bits_through, places)
+    is_filled = places < num_bits_through[:, -1:]
+    word = jnp.minimum(word, num_words - 1)
+    remaining = places - jnp.take_along_axis(num_bits_through - num_bits, word, axis=1)
+    found_word = jnp.take_along_axis(words, word, axis=1)
+    ids = word * _WORD_BITS + _select_bit(found_word, remaining)
+    return jnp.where(is_filled, ids, HOLE)
+
+
+def _first_word_past(
+    num_bits_through: Int32[Array, "row word"], places: Int32[Array, " place"]
+) -> Int32[Array, "row place"]:
+    """Returns, per place, how many words end at or before it."""
+    num_rows, num_words = num_bits_through.shape
+    if num_words <= _MAX_COMPARED_WORDS:
+        ends_before = num_bits_through[:, None, :] <= places[None, :, None]
+        return jnp.sum(ends_before, axis=-1, dtype=jnp.int32)
+    low = jnp.zeros((num_rows, places.shape[0]), jnp.int32)
+    step = 1 << (num_words - 1).bit_length()
+    while step > 0:
+        probe = low + step
+        value = jnp.take_along_axis(num_bits_through, jnp.minimum(probe, num_words) - 1, axis=1)
+        low = jnp.where((probe <= num_words) & (value <= places), probe, low)
+        step //= 2
+    return low
+
+
+def _select_bit(words: Array, rank: Array) -> Array:
+    """Returns the position of the rank-th set bit of each word."""
+    position = jnp.zeros_like(rank)
+    width = _WORD_BITS // 2
+    while width > 0:
+        low_mask = jnp.uint32((1 << width) - 1)
+        num_low = lax.population_count(words & low_mask).astype(jnp.int32)
+        is_high = rank >= num_low
+        rank = jnp.where(is_high, rank - num_low, rank)
+        words = jnp.where(is_high, words >> width, words)
+        position = position + jnp.where(is_high, width, 0)
+        width //= 2
+    return position

@@ -1,0 +1,302 @@
+"""Who references each physical block, and when a block is free.
+
+A physical block is free exactly when no reference of any kind is left. References are counted per
+owner (a KV-cache group or one layer, `OwnershipGranularity`), block and kind. Every function
+refuses an inconsistent call whole: the ownership comes back unchanged with a fault.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int32
+
+from .errors import Result, ResultCode, fault_at, first_fault, ok_result
+from .geometry import ModelGeometry, OwnershipGranularity
+from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
+from .masks import ids_from_mask, place_mask
+
+
+class ReferenceKind(enum.IntEnum):
+    """Why a block is referenced; also the first index of `Ownership.references`.
+
+    REGULAR is one request's use in any layer of the owner, PREFIX a prefix cache's or another
+    sharer's, TRANSFER a copy in flight that reads or writes the block.
+    """
+
+    REGULAR = 0
+    PREFIX = 1
+    TRANSFER = 2
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """Reference counts of a pool's physical blocks.
+
+    Attributes:
+        references: Counts by `ReferenceKind`; never negative.
+        granularity: What one owner is (static).
+    """
+
+    references: Int32[Array, "kind owner physical"]
+    granularity: OwnershipGranularity = field(metadata={"static": True})
+
+    @property
+    def num_physical_blocks(self) -> int:
+        """Physical blocks per owner."""
+        return self.references.shape[-1]
+
+    @property
+    def is_free(self) -> Bool[Array, "owner physical"]:
+        """Blocks without any reference."""
+        return jnp.all(self.references == 0, axis=-3)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Retirement:
+    """What a commit retired and what that freed; measured, never inferred from bytes moved.
+
+    Attributes:
+        is_released: Blocks that had references before and have none now.
+        num_retired: Blocks per owner that the request no longer references.
+        physical_blocks_released: Blocks freed over all owners. Shape ().
+    """
+
+    is_released: Bool[Array, "owner physical"]
+    num_retired: Int32[Array, " owner"]
+    physical_blocks_released: Int32[Array, ""]
+
+
+def empty_ownership(
+    geometry: ModelGeometry, *, granularity: OwnershipGranularity, num_physical_blocks: int
+) -> Ownership:
+    """Returns the ownership of a pool in which every block is free."""
+    shape = (len(ReferenceKind), geometry.num_owners(granularity), num_physical_blocks)
+    return Ownership(references=jnp.zeros(shape, jnp.int32), granularity=granularity)
+
+
+def reserve(
+    ownership: Ownership,
+    num_blocks: Int32[AnyArray, " owner"],
+    *,
+    geometry: ModelGeometry,
+    max_reserve: int,
+) -> tuple[Ownership, Int32[PhysicalBlocks, "owner max_reserve"], Result]:
+    """Reserves the lowest free blocks of each owner as destinations of a transfer.
+
+    Each reserved block gets one TRANSFER reference, so nobody else is handed it until the transfer
+    is committed or aborted.
+
+    Args:
+        ownership: Current counts.
+        num_blocks: Blocks to reserve per owner.
+        geometry: Static facts, to name a layer in a fault.
+        max_reserve: Static capacity of the result.
+
+    Returns:
+        The new ownership, reserved blocks ascending and HOLE padded, and the first fault. Either
+        every owner gets its blocks or nothing is reserved.
+    """
+    layers = geometry.layer_by_owner(ownership.granularity)
+    num_free = jnp.sum(ownership.is_free, axis=1, dtype=jnp.int32)
+    result = first_fault(
+        fault_at(
+            (num_blocks < 0) | (num_blocks > max_reserve),
+            ResultCode.COUNT_OUT_OF_RANGE,
+            layer_by_row=layers,
+            block=num_blocks,
+        ),
+        fault_at(
+            num_free < num_blocks, ResultCode.POOL_EXHAUSTED, layer_by_row=layers, block=num_free
+        ),
+    )
+    granted = jnp.where(result.is_ok, num_blocks, 0)
+    lowest = ids_from_mask(ownership.is_free, max_reserve)
+    reserved = jnp.where(place_mask(granted, max_reserve), lowest, HOLE)
+    last = jnp.max(reserved, axis=1, initial=HOLE)
+    blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
+    is_reserved = ownership.is_free & (blocks <= last[:, None])
+    references = ownership.references.at[ReferenceKind.TRANSFER].add(is_reserved.astype(jnp.int32))
+    return (
+        Ownership(references=references, granularity=ownership.granularity),
+        as_physical_blocks(reserved),
+        result,
+    )
+
+
+def acquire(
+    ownership: Ownership,
+    physical_blocks: Int32[PhysicalBlocks, "owner place"],
+    *,
+    geometry: ModelGeometry,
+    kind: ReferenceKind,
+) -> tuple[Ownership, Result]:
+    """Adds one reference to each given block.
+
+    A REGULAR reference may take a free block (an engine hands over a block it allocated); a PREFIX
+    or TRANSFER reference may not, because the bytes of a free block belong to nobody.
+
+    Args:
+        ownership: Current counts.
+        physical_blocks: Blocks per owner, HOLE in unused places.
+        geometry: Static facts, to name a layer in a fault.
+        kind: Kind of the references.
+    """
+    counts, result = _count_references(ownership, physical_blocks, geometry)
+    if kind is not ReferenceKind.REGULAR:
+        unowned = _block_fault(
+            (counts > 0) & ownership.is_free, ResultCode.NOT_OWNED, ownership, geometry
+        )
+        result = first_fault(result, unowned)
+    granted = jnp.where(result.is_ok, counts, 0)
+    references = ownership.references.at[kind].add(granted)
+    return Ownership(references=references, granularity=ownership.granularity), result
+
+
+def release(
+    ownership: Ownership,
+    physical_blocks: Int32[PhysicalBlocks, "owner place"],
+    *,
+    geometry: ModelGeometry,
+    kind: ReferenceKind,
+) -> tuple[Ownership, Retirement, Result]:
+    """Drops one reference from each given block; a block is freed with its last reference.
+
+    A block listed twice, or without a reference of this kind, refuses the whole call.
+
+    Args:
+        ownership: Current counts.
+        physical_blocks: Blocks per owner, HOLE in unused places.
+        geometry: Static facts, to name a layer in a fault.
+        kind: Kind of the references.
+    """
+    counts, result = _count_references(ownership, physical_blocks, geometry)
+    result = first_fault(
+        result,
+        _block_fault(
+            counts > ownership.references[kind], ResultCode.DOUBLE_RELEASE, ownership, geometry
+        ),
+    )
+    dropped = jnp.where(result.is_ok, counts, 0)
+    after = Ownership(
+        references=ownership.references.at[kind].add(-dropped), granularity=ownership.granularity
+    )
+    return after, _measure(ownership, after, dropped > 0), result
+
+
+def commit_ownership(
+    ownership: Ownership,
+    reserved: Int32[PhysicalBlocks, "owner place"],
+    is_owned_before: Bool[AnyArray, "owner physical"],
+    is_owned_after: Bool[AnyArray, "owner physical"],
+    *,
+    geometry: ModelGeometry,
+) -> tuple[Ownership, Retirement, Result]:
+    """Moves a request's references from its old tables to its new ones.
+
+    Transfer references of the destinations end, blocks that are new in the tables gain a regular
+    reference, and retired = owned before minus referenced after lose one. Shared and prefix
+    references of others stay.
+
+    Args:
+        ownership: Current counts, with the reservation.
+        reserved: Destinations of the committed transfer, HOLE in unused places.
+        is_owned_before: Blocks in the request's tables before the commit, see `owned_blocks`.
+        is_owned_after: Blocks in its tables after upload and retention.
+        geometry: Static facts, to name a layer in a fault.
+    """
+    landed, result = _count_references(ownership, reserved, geometry)
+    gained = jnp.asarray(is_owned_after) & ~jnp.asarray(is_owned_before)
+    retired = jnp.asarray(is_owned_before) & ~jnp.asarray(is_owned_after)
+    references = ownership.references
+    result = first_fault(
+        result,
+        _block_fault(
+            landed > references[ReferenceKind.TRANSFER],
+            ResultCode.DOUBLE_RELEASE,
+            ownership,
+            geometry,
+        ),
+        _block_fault(gained & (landed == 0), ResultCode.NOT_OWNED, ownership, geometry),
+        _block_fault(
+            retired & (references[ReferenceKind.REGULAR] == 0),
+            ResultCode.DOUBLE_RELEASE,
+            ownership,
+            geometry,
+        ),
+    )
+    committed = references.at[ReferenceKind.TRANSFER].add(-landed)
+    committed = committed.at[ReferenceKind.REGULAR].add(
+        gained.astype(jnp.int32) - retired.astype(jnp.int32)
+    )
+    after = Ownership(
+        references=jnp.where(result.is_ok, committed, references),
+        granularity=ownership.granularity,
+    )
+    return after, _measure(ownership, after, retired & result.is_ok), result
+
+
+def owned_blocks(
+    physical_by_slot: Int32[PhysicalBlocks, "row slot"],
+    num_valid: Int32[AnyArray, " row"],
+    ownership: Ownership,
+    geometry: ModelGeometry,
+) -> Bool[Array, "owner physical"]:
+    """Marks the blocks that any layer of each owner has in its table."""
+    num_owners = geometry.num_owners(ownership.granularity)
+    num_physical = ownership.num_physical_blocks
+    owner = geometry.owner_by_row(ownership.granularity)[:, None]
+    is_filled = place_mask(num_valid, physical_by_slot.shape[1]) & (physical_by_slot >= 0)
+    target = jnp.where(is_filled, physical_by_slot, num_physical)
+    empty = jnp.zeros((num_owners, num_physical), bool)
+    return empty.at[jnp.broadcast_to(owner, target.shape), target].set(True, mode="drop")
+
+
+def _count_references(
+    ownership: Ownership, physical_blocks: AnyArray, geometry: ModelGeometry
+) -> tuple[Int32[Array, "owner physical"], Result]:
+    """Counts each listed block; refuses IDs out of range and blocks listed twice."""
+    if physical_blocks.shape[1] == 0:
+        return jnp.zeros(ownership.references.shape[1:], jnp.int32), ok_result()
+    num_physical = ownership.num_physical_blocks
+    layers = geometry.layer_by_owner(ownership.granularity)
+    out_of_range = (physical_blocks < HOLE) | (physical_blocks >= num_physical)
+    target = jnp.where(physical_blocks < 0, num_physical, physical_blocks)
+    owners = np.arange(physical_blocks.shape[0], dtype=np.int32)[:, None]
+    counts = jnp.zeros(ownership.references.shape[1:], jnp.int32)
+    counts = counts.at[owners, target].add(1, mode="drop")
+    result = first_fault(
+        fault_at(
+            out_of_range,
+            ResultCode.BLOCK_OUT_OF_RANGE,
+            layer_by_row=layers,
+            block=physical_blocks,
+        ),
+        _block_fault(counts > 1, ResultCode.DOUBLE_RELEASE, ownership, geometry),
+    )
+    return counts, result
+
+
+def _block_fault(
+    mask: AnyArray, code: ResultCode, ownership: Ownership, geometry: ModelGeometry
+) -> Result:
+    return fault_at(
+        mask,
+        code,
+        layer_by_row=geometry.layer_by_owner(ownership.granularity),
+        block=np.arange(ownership.num_physical_blocks, dtype=np.int32),
+    )
+
+
+def _measure(before: Ownership, after: Ownership, is_retired: Array) -> Retirement:
+    is_released = ~before.is_free & after.is_free
+    return Retirement(
+        is_released=is_released,
+        num_retired=jnp.sum(is_retired, axis=1, dtype=jnp.int32),
+        physical_blocks_released=jnp.sum(is_released, dtype=jnp.int32),
+    )

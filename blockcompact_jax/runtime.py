@@ -1,0 +1,385 @@
+"""The one mutable object: runs the effects of pure plans in order and keeps the state they return.
+
+A `reselect` goes graduate → plan → upload → commit → retain → free. The state changes only at its
+very end, so a fault anywhere before leaves the old tables, bytes and reference counts valid.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import Float32, Int32
+
+from blockcompact_jax.errors import Result, first_fault, raise_for_result
+from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity, TableSupport
+from blockcompact_jax.ids import (
+    HOLE,
+    LogicalBlocks,
+    PhysicalBlocks,
+    as_logical_blocks,
+    as_physical_blocks,
+)
+from blockcompact_jax.kernels import (
+    RegisteredPool,
+    host_pool_pack,
+    host_pool_upload,
+    raise_for_status,
+)
+from blockcompact_jax.metrics import CompactionMetrics
+from blockcompact_jax.ownership import (
+    Ownership,
+    ReferenceKind,
+    acquire,
+    empty_ownership,
+    release,
+    reserve,
+)
+from blockcompact_jax.residency import Residency, empty_residency, graduate
+from blockcompact_jax.retention import RetentionPolicy
+from blockcompact_jax.selection import SelectionPolicy
+from blockcompact_jax.step import (
+    StepCommit,
+    StepPlan,
+    StepPolicy,
+    commit_step,
+    plan_step,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeLimits:
+    """Capacities fixed for the life of a runtime.
+
+    Attributes:
+        max_blocks: logical blocks of the longest sequence.
+        max_unselected_tokens: most tokens that may be written between two selections.
+    """
+
+    max_blocks: int
+    max_unselected_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What each row's block table is after a selection.
+
+    Attributes:
+        selected_physical_blocks: per row, int32 [num_selected], slot order.
+        tail_physical_blocks: int32 [row, tail]: blocks of the always-resident tail, in sequence
+            order; the first holds token position `tail_start_token_position`.
+        tail_start_token_position: first token position of the tail.
+        unfilled_token_position: confirmed tokens from here on are not in the tail's blocks yet; the
+            caller writes them. The sequence length where there are none.
+    """
+
+    selected_physical_blocks: list[Int32[np.ndarray, " selected"]]
+    tail_physical_blocks: Int32[np.ndarray, "row tail"]
+    tail_start_token_position: int
+    unfilled_token_position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pools:
+    """The three stores of one request.
+
+    Attributes:
+        full: plain pool in sequence order, written by the engine.
+        packed: packed CPU pool; source block b holds logical block b.
+        resident: plain resident pool.
+    """
+
+    full: RegisteredPool
+    packed: RegisteredPool
+    resident: RegisteredPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    residency: Residency
+    ownership: Ownership
+    tail: Int32[np.ndarray, "row tail"]
+    num_candidate_blocks: int
+
+
+class CompactionRuntime:
+    """Keeps one request's resident pool in step with its selections.
+
+    Attributes:
+        metrics: everything booked so far.
+        num_physical_blocks: blocks a layer of the resident pool must have.
+        num_tail_blocks: of these, blocks of the always-resident tail.
+        num_selections: selections committed so far.
+    """
+
+    def __init__(
+        self, *, geometry: ModelGeometry, selection: SelectionPolicy, limits: RuntimeLimits
+    ) -> None:
+        """Plans the capacities; `attach` the pools before use.
+
+        Until a commit, old and new blocks are both resident, so the pool has room for both.
+
+        Args:
+            geometry: static facts.
+            selection: how blocks are chosen.
+            limits: capacities.
+        """
+        self._geometry = geometry
+        self._limits = limits
+        self._recent_blocks = selection.recent_blocks
+        num_unselected_blocks = -(-limits.max_unselected_tokens // geometry.block_tokens)
+        self.num_tail_blocks = selection.recent_blocks + 1 + num_unselected_blocks
+        max_slots = min(2 * selection.max_want + self.num_tail_blocks, limits.max_blocks)
+        self.num_physical_blocks = max_slots + self.num_tail_blocks
+        self._policy = StepPolicy(
+            selection=selection,
+            retention=RetentionPolicy(tables=TableSupport.LAYER),
+            max_upload=selection.max_want,
+        )
+        # Tables are per layer, so a retention moves no bytes and takes no time doing so.
+        self.metrics = CompactionMetrics(
+            plan_us=0.0, table_us=0.0, wait_us=0.0, allocator_us=0.0, move_us=0.0
+        )
+        self.num_selections = 0
+        self._num_packed_blocks = 0
+        self._pools: Pools | None = None
+        ownership = empty_ownership(
+            geometry,
+            granularity=OwnershipGranularity.LAYER,
+            num_physical_blocks=self.num_physical_blocks,
+        )
+        ownership, tail = self._take_tail_blocks(ownership, self.num_tail_blocks)
+        self._state = _State(
+            residency=empty_residency(geometry, max_slots=max_slots),
+            ownership=ownership,
+            tail=tail,
+            num_candidate_blocks=0,
+        )
+
+    def attach(self, pools: Pools) -> None:
+        """Names the stores that `pack_confirmed` and `reselect` move bytes between.
+
+        Raises:
+            ValueError: if the resident pool is smaller than `num_physical_blocks`.
+        """
+        if pools.resident.shape.num_blocks < self.num_physical_blocks:
+            raise ValueError(
+                f"`pools.resident` has {pools.resident.shape.num_blocks} blocks a layer; expected "
+                f"at least `num_physical_blocks` = {self.num_physical_blocks}."
+            )
+        self._pools = pools
+
+    def pack_confirmed(self, num_tokens: int) -> None:
+        """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
+
+        Args:
+            num_tokens: confirmed tokens; their KV in the full pool is final.
+        """
+        pools = self._attached()
+        num_blocks = num_tokens // self._geometry.block_tokens
+        blocks = np.arange(self._num_packed_blocks, num_blocks, dtype=np.int32)
+        if not blocks.size:
+            return
+        rows = np.arange(self._geometry.num_rows, dtype=np.int32)
+        layer_row, block = np.repeat(rows, blocks.size), np.tile(blocks, rows.size)
+        packed = host_pool_pack(
+            pools.full.current_ord(),
+            pools.packed.current_ord(),
+            layer_row,
+            block,
+            block,
+            plain_pool=pools.full,
+            packed_pool=pools.packed,
+        )
+        raise_for_status(packed.status, call="pool_pack", layer_row=layer_row, block=block)
+        self._num_packed_blocks = num_blocks
+
+    def reselect(
+        self,
+        scores: Float32[Array, "row *heads max_blocks"],
+        *,
+        num_tokens: int,
+        budget_blocks: int,
+    ) -> Tables:
+        """Selects, uploads what is missing, commits, retains and frees.
+
+        Args:
+            scores: block scores, per row or per head as `plan_step` takes them.
+            num_tokens: confirmed tokens; their whole blocks are packed.
+            budget_blocks: blocks a layer, sink and recent blocks included.
+
+        Returns:
+            The new block tables.
+
+        Raises:
+            PlanError: if a stage refuses its input; nothing has changed then.
+            KernelStatusError: if the transfer is refused; nothing has changed then.
+        """
+        begin = time.perf_counter()
+        state = self._state
+        num_whole_blocks = num_tokens // self._geometry.block_tokens
+        num_candidates = max(num_whole_blocks - self._recent_blocks, 0)
+        num_leaving = num_candidates - state.num_candidate_blocks if self.num_selections else 0
+        residency = self._graduate(state, num_leaving)
+        plan, reserved = plan_step(
+            scores,
+            num_candidates,
+            residency,
+            state.ownership,
+            budget_blocks=budget_blocks,
+            geometry=self._geometry,
+            policy=self._policy,
+        )
+        raise_for_result(plan.result)
+        planned = time.perf_counter()
+        self._upload(plan)
+        uploaded = time.perf_counter()
+        commit = commit_step(
+            plan, residency, reserved, geometry=self._geometry, policy=self._policy
+        )
+        raise_for_result(commit.result)
+        committed = time.perf_counter()
+        ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+        self._state = _State(
+            residency=commit.residency,
+            ownership=ownership,
+            tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
+            num_candidate_blocks=num_candidates,
+        )
+        tables = self._tables(num_tokens, is_first=self.num_selections == 0)
+        self.num_selections += 1
+        self._book(
+            plan,
+            commit,
+            tables,
+            plan_us=(planned - begin) * 1e6,
+            wait_us=(uploaded - planned) * 1e6,
+            table_us=(committed - uploaded) * 1e6,
+            allocator_us=(time.perf_counter() - committed) * 1e6,
+        )
+        return tables
+
+    def _attached(self) -> Pools:
+        if self._pools is None:
+            raise RuntimeError("the runtime has no pools yet; call `attach` first")
+        return self._pools
+
+    def _graduate(self, state: _State, num_leaving: int) -> Residency:
+        """Turns blocks that leave the tail into resident slots; their bytes stay where they are."""
+        shape = (self._geometry.num_rows, self.num_tail_blocks)
+        logical, physical = np.full(shape, HOLE, np.int32), np.full(shape, HOLE, np.int32)
+        logical[:, :num_leaving] = state.num_candidate_blocks + np.arange(num_leaving)
+        physical[:, :num_leaving] = state.tail[:, :num_leaving]
+        residency, result = _graduate(
+            state.residency,
+            as_logical_blocks(logical),
+            as_physical_blocks(physical),
+            geometry=self._geometry,
+        )
+        raise_for_result(result)
+        return residency
+
+    def _upload(self, plan: StepPlan) -> None:
+        """Moves the bytes of a plan from the packed pool into the resident pool."""
+        pools = self._attached()
+        upload = plan.upload
+        is_used = np.asarray(upload.physical_block) != HOLE
+        columns = {
+            name: np.asarray(getattr(upload, name))[is_used]
+            for name in ("layer_row", "source_block", "physical_block", "valid_tokens")
+        }
+        moved = host_pool_upload(
+            pools.packed.current_ord(),
+            pools.resident.current_ord(),
+            *columns.values(),
+            packed_pool=pools.packed,
+            plain_pool=pools.resident,
+        )
+        raise_for_status(moved.status, call="pool_upload", **columns)
+
+    def _take_tail_blocks(
+        self, ownership: Ownership, num_blocks: int
+    ) -> tuple[Ownership, Int32[np.ndarray, "row tail"]]:
+        """Allocates blocks for the tail of every row; the engine writes them, no transfer does."""
+        num_rows = self._geometry.num_rows
+        if num_blocks == 0:
+            return ownership, np.empty((num_rows, 0), np.int32)
+        owned, blocks, result = _take_blocks(
+            ownership,
+            np.full(num_rows, num_blocks, np.int32),
+            geometry=self._geometry,
+            max_reserve=self.num_tail_blocks,
+        )
+        raise_for_result(result)
+        return owned, np.asarray(blocks)[:, :num_blocks]
+
+    def _tables(self, num_tokens: int, *, is_first: bool) -> Tables:
+        state = self._state
+        physical = np.asarray(state.residency.physical_by_slot)
+        num_valid = np.asarray(state.residency.num_valid)
+        tail_start = state.num_candidate_blocks * self._geometry.block_tokens
+        return Tables(
+            selected_physical_blocks=[
+                row[:count] for row, count in zip(physical, num_valid, strict=True)
+            ],
+            tail_physical_blocks=state.tail,
+            tail_start_token_position=tail_start,
+            unfilled_token_position=tail_start if is_first else num_tokens,
+        )
+
+    def _book(self, plan: StepPlan, commit: StepCommit, tables: Tables, **times_us: float) -> None:
+        """Adds one selection to the metrics: bytes as moved, entries as written, blocks as freed."""
+        upload_bytes = int(plan.upload.num_rows) * self._attached().resident.shape.block_bytes
+        num_entries = sum(len(row) for row in tables.selected_physical_blocks)
+        self.metrics = self.metrics.add(
+            CompactionMetrics(
+                h2d_bytes=upload_bytes,
+                unpack_bytes=upload_bytes,
+                scatter_bytes=upload_bytes,
+                table_entries_written=num_entries + tables.tail_physical_blocks.size,
+                metadata_elements=_num_elements(plan),
+                physical_blocks_released=int(commit.retirement.physical_blocks_released),
+                move_us=0.0,
+                **times_us,
+            )
+        )
+
+
+@partial(jax.jit, static_argnames=("geometry",))
+def _graduate(
+    residency: Residency,
+    logical: LogicalBlocks,
+    physical: PhysicalBlocks,
+    *,
+    geometry: ModelGeometry,
+) -> tuple[Residency, Result]:
+    return graduate(residency, logical, physical, geometry=geometry)
+
+
+@partial(jax.jit, static_argnames=("geometry", "max_reserve"))
+def _take_blocks(
+    ownership: Ownership,
+    num_blocks: Int32[np.ndarray, " row"],
+    *,
+    geometry: ModelGeometry,
+    max_reserve: int,
+) -> tuple[Ownership, PhysicalBlocks, Result]:
+    """Reserves blocks and turns the reservation into regular references at once."""
+    reserved, blocks, result = reserve(
+        ownership, num_blocks, geometry=geometry, max_reserve=max_reserve
+    )
+    acquired, acquire_result = acquire(
+        reserved, blocks, geometry=geometry, kind=ReferenceKind.REGULAR
+    )
+    taken, _, release_result = release(
+        acquired, blocks, geometry=geometry, kind=ReferenceKind.TRANSFER
+    )
+    return taken, blocks, first_fault(result, acquire_result, release_result)
+
+
+def _num_elements(plan: StepPlan) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(plan.upload))

@@ -1,0 +1,389 @@
+"""Scores to wanted blocks: rank, budget, ranked tail.
+
+Blocks rank by (-score, logical block). Scores map to order-preserving unsigned keys; the budget's
+key is found by bisection on the key's bits and ties are cut by ID, so only the chosen blocks are
+ever sorted.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import Bool, Float32, Int32, UInt32
+
+from .errors import CompactionError, Result, ResultCode, fault_at, fault_if, first_fault
+from .geometry import ModelGeometry
+from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
+from .masks import ids_from_mask, place_mask
+from .scores import BlockReduction, HeadReduction
+
+_SINK_KEY = np.uint32(0xFFFFFFFF)
+_SIGN_BIT = np.uint32(0x80000000)
+_KEY_BITS = 32
+_MAX_COMPARED_RANKS = 64
+
+
+class SmallBudget(enum.Enum):
+    """What happens where sink and recent blocks alone exceed the budget."""
+
+    ERROR = "error"
+    EFFECTIVE = "effective"
+
+
+class LayerBudget(enum.Enum):
+    """How the budget is spread over layers; the sum over layers stays the same."""
+
+    UNIFORM = "uniform"
+    PYRAMID = "pyramid"
+    SCORE_MASS = "score_mass"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionPolicy:
+    """How blocks are chosen. Frozen and hashable: a static argument, recorded with each selection.
+
+    The unit is whole blocks; a token selector is another policy, not another rounding of this one.
+
+    Attributes:
+        max_want: Static capacity of `Selection.want`, in blocks.
+        max_tail: Static capacity of `Selection.ranked_tail`; 0 where nothing is padded.
+        sink_blocks: First blocks of the sequence, always wanted.
+        recent_blocks: Newest whole blocks, always resident outside the selected pool; they count
+            towards the budget.
+        on_small_budget: Error, or a recorded larger effective budget.
+        layer_budget: Uniform; pyramid (lower layers more); or the best-scored blocks of all
+            layers together, which needs scores that are comparable across layers.
+        pyramid_percent: The first row's gain and the last row's loss under PYRAMID, 0 … 100.
+        head_reduction: Over query heads and draft positions.
+        block_reduction: Over the tokens of a block, where scores start as token scores.
+        top_tokens: Tokens that BlockReduction.TOP_MEAN averages.
+        resident_margin: Added to the score of resident blocks when ranking, so that a challenger
+            must be better by more than this. 0 ranks by score alone.
+    """
+
+    max_want: int
+    max_tail: int = 0
+    sink_blocks: int = 1
+    recent_blocks: int = 1
+    on_small_budget: SmallBudget = SmallBudget.ERROR
+    layer_budget: LayerBudget = LayerBudget.UNIFORM
+    pyramid_percent: int = 50
+    head_reduction: HeadReduction = HeadReduction.MAX
+    block_reduction: BlockReduction = BlockReduction.SUM
+    top_tokens: int = 1
+    resident_margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_want", "max_tail", "sink_blocks", "recent_blocks"):
+            if getattr(self, name) < 0:
+                raise CompactionError(f"`{name}` is {getattr(self, name)}; give at least 0.")
+        if not 0 <= self.pyramid_percent <= 100:
+            raise CompactionError(
+                f"`pyramid_percent` is {self.pyramid_percent}; give a value in 0 … 100."
+            )
+        if not 0.0 <= self.resident_margin < float("inf"):
+            raise CompactionError(
+                f"`resident_margin` is {self.resident_margin}; give a finite value of at least 0."
+            )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The blocks each layer wants resident, and the next best in score order.
+
+    On a fault all lists are empty.
+
+    Attributes:
+        want: Sink blocks ascending, then the best others by (-score, block). HOLE padded.
+        num_want: Filled places of `want`.
+        ranked_tail: The next best blocks in score order, not ID order. HOLE padded.
+        num_ranked_tail: Filled places of `ranked_tail`.
+        effective_budget_blocks: The budget that was applied: sink + ranked + recent blocks.
+        num_candidate_blocks: Blocks that could be selected. Shape ().
+        selection_revision: Number of this selection. Shape ().
+        result: The first fault.
+        policy: The policy that was applied (static).
+        block_tokens: Tokens per block (static).
+        max_blocks: Bound of logical block IDs: the block capacity of the scores (static).
+    """
+
+    want: Int32[LogicalBlocks, "row max_want"]
+    num_want: Int32[Array, " row"]
+    ranked_tail: Int32[LogicalBlocks, "row max_tail"]
+    num_ranked_tail: Int32[Array, " row"]
+    effective_budget_blocks: Int32[Array, " row"]
+    num_candidate_blocks: Int32[Array, ""]
+    selection_revision: Int32[Array, ""]
+    result: Result
+    policy: SelectionPolicy = field(metadata={"static": True})
+    block_tokens: int = field(metadata={"static": True})
+    max_blocks: int = field(metadata={"static": True})
+
+
+def select(
+    scores: Float32[AnyArray, "row max_blocks"],
+    num_candidate_blocks: AnyArray | int,
+    *,
+    budget_blocks: AnyArray | int,
+    selection_revision: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+    is_resident: Bool[AnyArray, "row max_blocks"] | None = None,
+) -> Selection:
+    """Chooses the wanted blocks of every full-attention layer.
+
+    Args:
+        scores: Block scores, float32 [row, max_blocks]. Places past `num_candidate_blocks` may
+            hold anything.
+        num_candidate_blocks: Whole, confirmed blocks before the recent tail. Shape ().
+        budget_blocks: Sink + ranked + recent blocks per layer, before the policy spreads it.
+            Shape () or [row].
+        selection_revision: Number of this selection. Shape ().
+        geometry: Static facts; one row per full-attention layer.
+        policy: Static policy.
+        is_resident: Resident blocks, for `resident_margin`. Shape [row, max_blocks].
+
+    Returns:
+        The selection; on a fault, an empty one whose `result` says why.
+
+    Raises:
+        CompactionError: If the shape or dtype of `scores` is wrong (at trace time).
+    """
+    _check_scores(scores, geometry)
+    num_rows, max_blocks = scores.shape
+    num_candidates = jnp.asarray(num_candidate_blocks, jnp.int32)
+    is_candidate = jnp.arange(max_blocks, dtype=jnp.int32) < num_candidates
+    result = first_fault(
+        fault_if(
+            (num_candidates < 0) | (num_candidates > max_blocks),
+            ResultCode.CANDIDATES_OUT_OF_RANGE,
+            block=num_candidates,
+        ),
+        fault_at(
+            is_candidate & ~jnp.isfinite(scores),
+            ResultCode.NON_FINITE_SCORE,
+            layer_by_row=geometry.layer_by_row,
+            block=jnp.arange(max_blocks, dtype=jnp.int32),
+        ),
+    )
+    keys = _rank_keys(jnp.asarray(scores), is_candidate, policy, is_resident)
+    num_want, effective_budget, budget_result = _want_counts(
+        keys, num_candidates, budget_blocks, geometry=geometry, policy=policy
+    )
+    result = first_fault(result, budget_result)
+    num_want = jnp.where(result.is_ok, num_want, 0)
+    num_listed = jnp.where(result.is_ok, jnp.minimum(num_want + policy.max_tail, num_candidates), 0)
+    capacity = policy.max_want + policy.max_tail
+    listed = _rank_top(keys, num_listed, capacity)
+    want = jnp.where(place_mask(num_want, policy.max_want), listed[:, : policy.max_want], HOLE)
+    num_tail = num_listed - num_want
+    tail_place = num_want[:, None] + jnp.arange(policy.max_tail, dtype=jnp.int32)
+    tail = jnp.take_along_axis(listed, tail_place, axis=1) if policy.max_tail else listed[:, :0]
+    tail = jnp.where(place_mask(num_tail, policy.max_tail), tail, HOLE)
+    return Selection(
+        want=as_logical_blocks(want),
+        num_want=num_want,
+        ranked_tail=as_logical_blocks(tail),
+        num_ranked_tail=num_tail,
+        effective_budget_blocks=jnp.broadcast_to(effective_budget, (num_rows,)),
+        num_candidate_blocks=num_candidates,
+        selection_revision=jnp.asarray(selection_revision, jnp.int32),
+        result=result,
+        policy=policy,
+        block_tokens=geometry.block_tokens,
+        max_blocks=max_blocks,
+    )
+
+
+def validate_whole_blocks(
+    token_positions: AnyArray, block_tokens: int
+) -> Int32[LogicalBlocks, " block"]:
+    """Checks on the host that token positions are whole blocks, and returns the blocks.
+
+    Args:
+        token_positions: Integer token positions, block after block. Shape [block * block_tokens].
+        block_tokens: Tokens per block.
+
+    Returns:
+        Logical blocks in the given order.
+
+    Raises:
+        CompactionError: If `block_tokens` < 1, the length is not a multiple of it, or a row is
+            negative, misaligned, non-consecutive or repeated; each has its own message.
+    """
+    if block_tokens < 1:
+        raise CompactionError(f"`block_tokens` is {block_tokens}; give at least 1.")
+    positions = np.asarray(token_positions)
+    if positions.ndim != 1 or not (
+        np.issubdtype(positions.dtype, np.integer) or positions.size == 0
+    ):
+        raise CompactionError(
+            f"`token_positions` has shape {positions.shape} and dtype {positions.dtype}; "
+            "give one list of integers."
+        )
+    if positions.size % block_tokens != 0:
+        raise CompactionError(
+            f"`token_positions` has {positions.size} entries, not a multiple of `block_tokens` "
+            f"{block_tokens}; give whole blocks only."
+        )
+    rows = positions.astype(np.int64).reshape(-1, block_tokens)
+    first = rows[:, 0]
+    _refuse_rows(first < 0, first, "starts at the negative position")
+    _refuse_rows(first % block_tokens != 0, first, "is misaligned: it starts at position")
+    consecutive = (rows == first[:, None] + np.arange(block_tokens)).all(axis=1)
+    _refuse_rows(~consecutive, first, "is not consecutive from position")
+    blocks = first // block_tokens
+    _, first_seen = np.unique(blocks, return_index=True)
+    is_repeated = np.ones(blocks.shape, bool)
+    is_repeated[first_seen] = False
+    _refuse_rows(is_repeated, first, "repeats the block that starts at position")
+    return as_logical_blocks(blocks.astype(np.int32))
+
+
+def _refuse_rows(is_bad: np.ndarray, first: np.ndarray, fault: str) -> None:
+    if is_bad.any():
+        row = int(np.flatnonzero(is_bad)[0])
+        raise CompactionError(
+            f"Row {row} of `token_positions` {fault} {int(first[row])}; "
+            "give aligned, consecutive, distinct whole blocks."
+        )
+
+
+def _check_scores(scores: AnyArray, geometry: ModelGeometry) -> None:
+    if scores.ndim != 2 or scores.shape[0] != geometry.num_rows:
+        raise CompactionError(
+            f"`scores` has shape {scores.shape}; expected [{geometry.num_rows}, max_blocks], one "
+            "row per full-attention layer. Reduce heads first with `reduce_heads`."
+        )
+    if scores.dtype != np.float32:
+        raise CompactionError(
+            f"`scores` has dtype {scores.dtype}; scores are float32. Cast them explicitly."
+        )
+
+
+def _rank_keys(
+    scores: Array, is_candidate: Array, policy: SelectionPolicy, is_resident: AnyArray | None
+) -> UInt32[Array, "row block"]:
+    """Maps scores to unsigned keys: larger is better, 0 is no candidate, sinks are largest."""
+    if policy.resident_margin > 0.0 and is_resident is not None:
+        largest = jnp.finfo(jnp.float32).max
+        raised = jnp.minimum(scores + jnp.float32(policy.resident_margin), largest)
+        scores = jnp.where(is_resident, raised, scores)
+    # Negative and positive zero tie. The test is on bits: a float comparison may flush denormals.
+    bits = lax.bitcast_convert_type(scores, jnp.uint32)
+    bits = jnp.where(bits == _SIGN_BIT, jnp.uint32(0), bits)
+    keys = jnp.where(bits >= _SIGN_BIT, ~bits, bits | _SIGN_BIT)
+    is_sink = jnp.arange(scores.shape[1], dtype=jnp.int32) < policy.sink_blocks
+    return jnp.where(is_candidate, jnp.where(is_sink, _SINK_KEY, keys), jnp.uint32(0))
+
+
+def _want_counts(
+    keys: UInt32[Array, "row block"],
+    num_candidates: Int32[Array, ""],
+    budget_blocks: AnyArray | int,
+    *,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+) -> tuple[Int32[Array, " row"], Int32[Array, " row"], Result]:
+    """Returns how many blocks each row wants, its effective budget, and the first fault."""
+    num_rows = geometry.num_rows
+    budget = jnp.broadcast_to(jnp.asarray(budget_blocks, jnp.int32), (num_rows,))
+    if policy.layer_budget is LayerBudget.PYRAMID:
+        budget = budget + _pyramid_offsets(budget, policy.pyramid_percent)
+    smallest = policy.sink_blocks + policy.recent_blocks
+    small = fault_at(
+        (budget < smallest) if policy.on_small_budget is SmallBudget.ERROR else budget < 0,
+        ResultCode.BUDGET_TOO_SMALL,
+        layer_by_row=geometry.layer_by_row,
+        block=budget,
+    )
+    effective = jnp.maximum(budget, smallest)
+    num_want = jnp.clip(effective - policy.recent_blocks, 0, jnp.maximum(num_candidates, 0))
+    if policy.layer_budget is LayerBudget.SCORE_MASS:
+        best = _top_mask(keys.reshape(1, -1), jnp.sum(num_want)[None])
+        num_want = jnp.sum(best.reshape(keys.shape), axis=1, dtype=jnp.int32)
+        effective = num_want + policy.recent_blocks
+    large = fault_at(
+        num_want > policy.max_want,
+        ResultCode.WANT_EXCEEDS_CAPACITY,
+        layer_by_row=geometry.layer_by_row,
+        block=num_want,
+    )
+    return num_want, effective, first_fault(small, large)
+
+
+def _pyramid_offsets(budget: Int32[Array, " row"], percent: int) -> Int32[Array, " row"]:
+    """Returns what each row gains: linear from +percent to -percent, equal budgets sum to 0."""
+    num_rows = budget.shape[0]
+    if num_rows == 1:
+        return jnp.zeros_like(budget)
+    slope = np.arange(num_rows - 1, -num_rows, -2, dtype=np.int32)
+    size = budget * percent * jnp.abs(slope) // (100 * (num_rows - 1))
+    return jnp.sign(slope) * size
+
+
+def _top_mask(
+    keys: UInt32[Array, "row block"], count: Int32[Array, " row"]
+) -> Bool[Array, "row block"]:
+    """Marks the `count` largest keys of each row, the lowest IDs where keys tie.
+
+    Keys of 0 are never marked as long as at least `count` keys are larger.
+    """
+
+    def is_settled(num_at_least: Array) -> Array:
+        return jnp.all((num_at_least == count) | (count == 0))
+
+    def has_more(state: tuple[Array, Array, Array]) -> Array:
+        bit, _, num_at_least = state
+        return (bit >= 0) & ~is_settled(num_at_least)
+
+    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        bit, threshold, num_at_least = state
+        probe = threshold | (jnp.uint32(1) << bit.astype(jnp.uint32))
+        num_probe = jnp.sum(keys >= probe[:, None], axis=1, dtype=jnp.int32)
+        is_enough = num_probe >= count
+        return (
+            bit - 1,
+            jnp.where(is_enough, probe, threshold),
+            jnp.where(is_enough, num_probe, num_at_least),
+        )
+
+    num_all = jnp.full(count.shape, keys.shape[1], jnp.int32)
+    start = (jnp.int32(_KEY_BITS - 1), jnp.zeros(count.shape, jnp.uint32), num_all)
+    _, threshold, num_at_least = lax.while_loop(has_more, halve, start)
+    at_least = (keys >= threshold[:, None]) & (count > 0)[:, None]
+
+    def cut_ties() -> Array:
+        is_above = keys > threshold[:, None]
+        num_tied = count - jnp.sum(is_above, axis=1, dtype=jnp.int32)
+        is_tied = keys == threshold[:, None]
+        tie_rank = jnp.cumsum(is_tied, axis=1, dtype=jnp.int32)
+        is_chosen = is_above | (is_tied & (tie_rank <= num_tied[:, None]))
+        return is_chosen & (count > 0)[:, None]
+
+    return lax.cond(is_settled(num_at_least), lambda: at_least, cut_ties)
+
+
+def _rank_top(
+    keys: UInt32[Array, "row block"], count: Int32[Array, " row"], capacity: int
+) -> Int32[Array, "row capacity"]:
+    """Returns the IDs of the `count` largest keys in (-key, ID) order, HOLE padded."""
+    ids = ids_from_mask(_top_mask(keys, count), capacity)
+    if keys.shape[1] == 0 or capacity == 0:
+        return ids
+    found = jnp.take_along_axis(keys, jnp.maximum(ids, 0), axis=1)
+    chosen = jnp.where(ids >= 0, found, jnp.uint32(0))
+    if capacity > _MAX_COMPARED_RANKS:
+        _, ranked = lax.sort((~chosen, ids), dimension=1, num_keys=1, is_stable=True)
+        return ranked
+    # For short lists counting who is better is several times faster than a sort on CPU.
+    places = jnp.arange(capacity, dtype=jnp.int32)
+    mine, other = chosen[:, :, None], chosen[:, None, :]
+    is_better = (other > mine) | ((other == mine) & (places[None, :] < places[:, None]))
+    rank = jnp.sum(is_better, axis=2, dtype=jnp.int32)
+    is_at = rank[:, None, :] == places[None, :, None]
+    return jnp.sum(jnp.where(is_at, ids[:, None, :], 0), axis=2, dtype=jnp.int32)

@@ -1,0 +1,235 @@
+#include "blockcompact/head_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "scalar.h"
+
+#define TARGET_AVX2 __attribute__((target("avx2")))
+
+namespace blockcompact::avx2 {
+namespace {
+
+using scalar::PackRange;
+using scalar::UnpackRange;
+
+constexpr int64_t kLanes = 8;  // 32-bit lanes of a register
+
+TARGET_AVX2 inline __m256i Load(const char* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+TARGET_AVX2 inline void Store(char* to, __m256i value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
+}
+
+TARGET_AVX2 inline __m128i LoadHalf(const char* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+
+TARGET_AVX2 inline void StoreHalf(char* to, __m128i value) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+}
+
+// Transposes an 8 x 8 tile of 32-bit values.
+TARGET_AVX2 inline void Transpose(__m256i (&r)[8]) {
+  __m256i t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+// to[column][row] = from[row][column]; num_rows is a multiple of 8, and whole tiles can be read
+// over the columns. Only num_columns rows of `to` are written.
+TARGET_AVX2 void Transpose32(const char* from, int64_t from_stride_bytes, char* to,
+                             int64_t to_stride_bytes, int64_t num_rows, int64_t num_columns) {
+  for (int64_t column = 0; column < num_columns; column += kLanes) {
+    const int64_t columns = std::min(kLanes, num_columns - column);
+    for (int64_t row = 0; row < num_rows; row += kLanes) {
+      __m256i tile[8];
+      for (int i = 0; i < 8; ++i) tile[i] = Load(from + (row + i) * from_stride_bytes + 4 * column);
+      Transpose(tile);
+      for (int i = 0; i < 8; ++i) {
+        if (i < columns) Store(to + (column + i) * to_stride_bytes + 4 * row, tile[i]);
+      }
+    }
+  }
+}
+
+// K of `amx`: for each 16 tokens a transposed matrix of 32-bit units (pairs, or single values).
+template <typename T>
+TARGET_AVX2 void UnpackAmxK(const void* packed, void* plain, const HeadShape& s,
+                            int64_t num_tokens) {
+  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
+  for (int64_t token = 0; token < num_tokens; token += kAmxTile) {
+    Transpose32(static_cast<const char*>(packed) + token * units * 4, 64,
+                static_cast<char*>(plain) + token * s.token_stride_bytes, s.token_stride_bytes,
+                units, std::min(kAmxTile, num_tokens - token));
+  }
+}
+
+template <typename T>
+TARGET_AVX2 void PackAmxK(const void* plain, void* packed, const HeadShape& s) {
+  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
+  for (int64_t token = 0; token < s.block_tokens; token += kAmxTile) {
+    Transpose32(static_cast<const char*>(plain) + token * s.token_stride_bytes,
+                s.token_stride_bytes, static_cast<char*>(packed) + token * units * 4, 64, kAmxTile,
+                units);
+  }
+}
+
+int64_t WholeTiles(int64_t count, int64_t tile) { return count - count % tile; }
+
+TARGET_AVX2 void UnpackVecK32(const void* packed, void* plain, const HeadShape& s,
+                              int64_t num_tokens) {
+  const int64_t dims = WholeTiles(s.head_dim, kLanes);
+  const int64_t tokens = std::min(num_tokens, WholeTiles(s.block_tokens, kLanes));
+  Transpose32(static_cast<const char*>(packed), 4 * s.block_tokens, static_cast<char*>(plain),
+              s.token_stride_bytes, dims, tokens);
+  const auto offset = [&](int64_t t, int64_t d) { return VecKOffset(t, d, s.block_tokens); };
+  UnpackRange<uint32_t>(packed, plain, s.token_stride_bytes, {0, tokens}, {dims, s.head_dim},
+                        offset);
+  UnpackRange<uint32_t>(packed, plain, s.token_stride_bytes, {tokens, num_tokens}, {0, s.head_dim},
+                        offset);
+}
+
+TARGET_AVX2 void PackVecK32(const void* plain, void* packed, const HeadShape& s) {
+  const int64_t dims = WholeTiles(s.head_dim, kLanes);
+  const int64_t tokens = WholeTiles(s.block_tokens, kLanes);
+  Transpose32(static_cast<const char*>(plain), s.token_stride_bytes, static_cast<char*>(packed),
+              4 * s.block_tokens, tokens, dims);
+  const auto offset = [&](int64_t t, int64_t d) { return VecKOffset(t, d, s.block_tokens); };
+  PackRange<uint32_t>(plain, s.token_stride_bytes, packed, {0, tokens}, {dims, s.head_dim}, offset);
+  PackRange<uint32_t>(plain, s.token_stride_bytes, packed, {tokens, s.block_tokens},
+                      {0, s.head_dim}, offset);
+}
+
+// The low halves of eight 32-bit lanes, in order.
+TARGET_AVX2 inline __m128i LowHalves(__m256i lanes) {
+  const __m256i low = _mm256_and_si256(lanes, _mm256_set1_epi32(0xFFFF));
+  return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+}
+
+// K of `vec`, 16-bit: 16 dims x 8 tokens a tile, two dims joined in a 32-bit lane.
+TARGET_AVX2 void UnpackVecK16(const void* packed, void* plain, const HeadShape& s,
+                              int64_t num_tokens) {
+  const int64_t dims = WholeTiles(s.head_dim, 2 * kLanes);
+  const int64_t tokens = std::min(num_tokens, WholeTiles(s.block_tokens, kLanes));
+  const int64_t row_bytes = 2 * s.block_tokens;
+  for (int64_t token = 0; token < tokens; token += kLanes) {
+    char* to = static_cast<char*>(plain) + token * s.token_stride_bytes;
+    for (int64_t dim = 0; dim < dims; dim += 2 * kLanes) {
+      const char* from = static_cast<const char*>(packed) + dim * row_bytes + 2 * token;
+      __m256i tile[8];
+      for (int i = 0; i < 8; ++i, from += 2 * row_bytes) {
+        const __m128i low = LoadHalf(from);
+        const __m128i high = LoadHalf(from + row_bytes);
+        tile[i] = _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high));
+      }
+      Transpose(tile);
+      for (int i = 0; i < 8; ++i) {
+        if (token + i < tokens) Store(to + i * s.token_stride_bytes + 2 * dim, tile[i]);
+      }
+    }
+  }
+  const auto offset = [&](int64_t t, int64_t d) { return VecKOffset(t, d, s.block_tokens); };
+  UnpackRange<uint16_t>(packed, plain, s.token_stride_bytes, {0, tokens}, {dims, s.head_dim},
+                        offset);
+  UnpackRange<uint16_t>(packed, plain, s.token_stride_bytes, {tokens, num_tokens}, {0, s.head_dim},
+                        offset);
+}
+
+TARGET_AVX2 void PackVecK16(const void* plain, void* packed, const HeadShape& s) {
+  const int64_t dims = WholeTiles(s.head_dim, 2 * kLanes);
+  const int64_t tokens = WholeTiles(s.block_tokens, kLanes);
+  const int64_t row_bytes = 2 * s.block_tokens;
+  for (int64_t token = 0; token < tokens; token += kLanes) {
+    const char* from = static_cast<const char*>(plain) + token * s.token_stride_bytes;
+    for (int64_t dim = 0; dim < dims; dim += 2 * kLanes) {
+      __m256i tile[8];
+      for (int i = 0; i < 8; ++i) tile[i] = Load(from + i * s.token_stride_bytes + 2 * dim);
+      Transpose(tile);
+      char* to = static_cast<char*>(packed) + dim * row_bytes + 2 * token;
+      for (int i = 0; i < 8; ++i, to += 2 * row_bytes) {
+        StoreHalf(to, LowHalves(tile[i]));
+        StoreHalf(to + row_bytes, LowHalves(_mm256_srli_epi32(tile[i], 16)));
+      }
+    }
+  }
+  const auto offset = [&](int64_t t, int64_t d) { return VecKOffset(t, d, s.block_tokens); };
+  PackRange<uint16_t>(plain, s.token_stride_bytes, packed, {0, tokens}, {dims, s.head_dim}, offset);
+  PackRange<uint16_t>(plain, s.token_stride_bytes, packed, {tokens, s.block_tokens},
+                      {0, s.head_dim}, offset);
+}
+
+// V of `amx`, 16-bit: 16 dims of a token pair interleaved in two registers.
+TARGET_AVX2 void UnpackAmxV16(const void* packed, void* plain, const HeadShape& s,
+                              int64_t num_tokens) {
+  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
+  for (int64_t token = 0; token < num_tokens; token += 2) {
+    const char* from = static_cast<const char*>(packed) + token * kAmxTile * 2;
+    char* to = static_cast<char*>(plain) + token * s.token_stride_bytes;
+    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, from += chunk_bytes) {
+      const __m256i first = Load(from);
+      const __m256i second = Load(from + 32);
+      StoreHalf(to + 2 * dim, LowHalves(first));
+      StoreHalf(to + 2 * dim + 16, LowHalves(second));
+      if (token + 1 == num_tokens) continue;
+      char* next = to + s.token_stride_bytes + 2 * dim;
+      StoreHalf(next, LowHalves(_mm256_srli_epi32(first, 16)));
+      StoreHalf(next + 16, LowHalves(_mm256_srli_epi32(second, 16)));
+    }
+  }
+}
+
+TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s) {
+  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
+  for (int64_t token = 0; token < s.block_tokens; token += 2) {
+    const char* from = static_cast<const char*>(plain) + token * s.token_stride_bytes;
+    char* to = static_cast<char*>(packed) + token * kAmxTile * 2;
+    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, to += chunk_bytes) {
+      for (int64_t half = 0; half < 2; ++half) {
+        const __m128i low = LoadHalf(from + 2 * dim + 16 * half);
+        const __m128i high = LoadHalf(from + s.token_stride_bytes + 2 * dim + 16 * half);
+        StoreHalf(to + 32 * half, _mm_unpacklo_epi16(low, high));
+        StoreHalf(to + 32 * half + 16, _mm_unpackhi_epi16(low, high));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+HeadKernels Kernels(PackedLayout layout, int64_t element_bytes) {
+  HeadKernels kernels;  // what stays null is served by the scalar kernels
+  if (layout == PackedLayout::kAmx && element_bytes == 2) {
+    kernels = {PackAmxK<uint16_t>, PackAmxV16, UnpackAmxK<uint16_t>, UnpackAmxV16};
+  } else if (layout == PackedLayout::kAmx && element_bytes == 4) {
+    kernels.pack_k = PackAmxK<uint32_t>;
+    kernels.unpack_k = UnpackAmxK<uint32_t>;
+  } else if (layout == PackedLayout::kVec && element_bytes == 2) {
+    kernels.pack_k = PackVecK16;
+    kernels.unpack_k = UnpackVecK16;
+  } else if (layout == PackedLayout::kVec && element_bytes == 4) {
+    kernels.pack_k = PackVecK32;
+    kernels.unpack_k = UnpackVecK32;
+  }
+  return kernels;
+}
+
+}  // namespace blockcompact::avx2
+#endif  // __x86_64__

@@ -1,0 +1,57 @@
+#include "blockcompact/strided_copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace blockcompact {
+
+StridedCopy PlanStridedCopy(std::array<CopyDim, 3> dims, int64_t run_bytes) {
+  for (CopyDim& dim : dims) {
+    if (dim.extent == 1) dim = CopyDim{};  // its strides say nothing
+  }
+  std::stable_sort(dims.begin(), dims.end(), [](const CopyDim& a, const CopyDim& b) {
+    return a.to_stride_bytes > b.to_stride_bytes;
+  });
+  StridedCopy plan{dims, run_bytes};
+  // A unit dimension sorts last (stride 0); join inward-out over those that carry data.
+  for (int i = 2; i >= 0; --i) {
+    CopyDim& dim = plan.dims[static_cast<size_t>(i)];
+    if (dim.extent == 1) continue;
+    if (dim.from_stride_bytes != plan.run_bytes || dim.to_stride_bytes != plan.run_bytes) break;
+    plan.run_bytes *= dim.extent;
+    dim = CopyDim{};
+  }
+  return plan;
+}
+
+namespace {
+
+template <typename Visit>
+void ForEachRun(const StridedCopy& plan, Visit visit) {
+  const auto& [outer, middle, inner] = plan.dims;
+  for (int64_t i = 0; i < outer.extent; ++i) {
+    for (int64_t j = 0; j < middle.extent; ++j) {
+      for (int64_t k = 0; k < inner.extent; ++k) {
+        visit(i * outer.from_stride_bytes + j * middle.from_stride_bytes +
+                  k * inner.from_stride_bytes,
+              i * outer.to_stride_bytes + j * middle.to_stride_bytes + k * inner.to_stride_bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void RunStridedCopy(const StridedCopy& plan, const std::byte* from, std::byte* to) {
+  const size_t run_bytes = static_cast<size_t>(plan.run_bytes);
+  ForEachRun(plan, [&](int64_t from_bytes, int64_t to_bytes) {
+    std::memcpy(to + to_bytes, from + from_bytes, run_bytes);
+  });
+}
+
+void ZeroStridedDestination(const StridedCopy& plan, std::byte* to) {
+  const size_t run_bytes = static_cast<size_t>(plan.run_bytes);
+  ForEachRun(plan, [&](int64_t, int64_t to_bytes) { std::memset(to + to_bytes, 0, run_bytes); });
+}
+
+}  // namespace blockcompact

@@ -1,0 +1,20 @@
+// FFI handlers by target name.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace blockcompact_ffi {
+
+using HandlerList = std::vector<std::pair<std::string, XLA_FFI_Handler*>>;
+
+// Calls on arrays that JAX owns.
+HandlerList ArrayHandlers();
+
+// Calls on registered pools.
+HandlerList PoolHandlers();
+
+}  // namespace blockcompact_ffi

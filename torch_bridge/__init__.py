@@ -1,0 +1,1 @@
+"""PyTorch side of block-native KV compaction: zero-copy sharing, pools, engines."""

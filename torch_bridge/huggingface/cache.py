@@ -1,0 +1,159 @@
+"""A transformers cache that verifies against the full KV and drafts against the resident pool.
+
+One cache serves both phases of self-speculation. Every layer reports the original logical length,
+so RoPE positions never notice compaction; what a full-attention layer hands to attention depends on
+the phase:
+
+* VERIFY: keys and values are written to the full KV, and all of it is returned;
+* DRAFT: they are written to the resident tail, and what the layer's block table names is returned.
+
+Sliding-window layers are the stock ones. After a phase, `rollback` forgets the newest tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+
+from torch_bridge.pools import FullKV
+from torch_bridge.resident import ResidentKV
+
+
+class Phase(enum.Enum):
+    """Which KV the full-attention layers read and write."""
+
+    VERIFY = "verify"
+    DRAFT = "draft"
+
+
+class CompactedLayer(CacheLayerMixin):
+    """One full-attention layer: the full KV when verifying, the resident blocks when drafting."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: CompactedCache, layer_row: int) -> None:
+        super().__init__()
+        self._cache = cache
+        self._layer_row = layer_row
+        self.length = 0
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the stores exist before the cache."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new keys and values, returns those to attend to.
+
+        Args:
+            key_states: [1, num_kv_heads, num_new, head_dim], rotated.
+            value_states: as `key_states`.
+            *args: ignored.
+            **kwargs: ignored.
+
+        Returns:
+            Keys and values [1, num_kv_heads, num_keys, head_dim]; the newest num_new come last.
+        """
+        cache, row = self._cache, self._layer_row
+        if key_states.shape[0] != 1:
+            raise ValueError(
+                f"`key_states` has batch size {key_states.shape[0]}; expected 1. "
+                "Run the sequences one by one."
+            )
+        token_position = self.length
+        store = cache.full if cache.phase is Phase.VERIFY else cache.resident
+        store.write(row, token_position, key_states[0], value_states[0])
+        self.length = token_position + key_states.shape[2]
+        key, value = store.read(row, self.length)
+        return key.unsqueeze(0), value.unsqueeze(0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Logical (num_keys, offset), for mask functions that ask; ours does not."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Logical length in tokens, whatever is resident."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Capacity in tokens."""
+        return self._cache.full.max_tokens
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the newest `-tokens_to_remove` tokens (a negative count, as transformers does)."""
+        if tokens_to_remove > 0 or -tokens_to_remove > self.length:
+            raise ValueError(
+                f"`tokens_to_remove` is {tokens_to_remove}; expected a negative count of at most "
+                f"{self.length} tokens."
+            )
+        self.length += tokens_to_remove
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Refused: one sequence has no beams."""
+        raise NotImplementedError("beam search is not supported; decode with `num_beams=1`.")
+
+    def reset(self) -> None:
+        """Forgets every token."""
+        self.length = 0
+
+
+class CompactedCache(Cache):
+    """Cache of a whole model: `CompactedLayer` where attention is full, stock layers elsewhere.
+
+    Attributes:
+        full: every token's KV of the full-attention layers, read when verifying.
+        resident: the blocks the draft reads.
+        phase: set it before a forward pass.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, config: PreTrainedConfig, full: FullKV, resident: ResidentKV) -> None:
+        """Builds one cache layer a decoder layer.
+
+        Args:
+            config: the model's text config.
+            full: store with one row a full-attention layer, in decoder order.
+            resident: store with the same rows.
+        """
+        self.full = full
+        self.resident = resident
+        self.phase = Phase.VERIFY
+        layers: list[Any] = []
+        layer_row = 0
+        for layer_type in layer_types(config):
+            if layer_type == "full_attention":
+                layers.append(CompactedLayer(self, layer_row))
+                layer_row += 1
+            else:
+                sliding = DynamicSlidingWindowLayer(sliding_window=config.sliding_window)
+                sliding.activate_past_recording()
+                layers.append(sliding)
+        super().__init__(layers=layers)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forgets the newest `num_tokens` tokens in every layer; 0 trims the sliding windows."""
+        for layer in self.layers:
+            layer.crop(-num_tokens)
+
+
+def layer_types(config: PreTrainedConfig) -> list[str]:
+    """The attention kind of every decoder layer, in order.
+
+    Raises:
+        ValueError: for a kind that is neither full nor sliding-window attention.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(
+            f"`config.layer_types` names {sorted(unknown)}; expected full_attention or "
+            "sliding_attention. This architecture is not supported."
+        )
+    return list(kinds)

@@ -1,0 +1,202 @@
+"""The main job: load a model, prefill a long context, decode with block-compacted KV, compare."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from blockcompact_jax.kernels import Layout
+from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
+from torch_bridge.huggingface.options import NullObserver, OptionError, RunObserver, RunOptions
+from torch_bridge.huggingface.policies import score_source
+from torch_bridge.huggingface.report import RunReport, make_report
+from torch_bridge.huggingface.sampling import Sampler
+from torch_bridge.huggingface.session import (
+    RECENT_BLOCKS,
+    SINK_BLOCKS,
+    CompactionSession,
+    SessionLimits,
+)
+from torch_bridge.huggingface.speculate import decode_speculative, warm_up
+from torch_bridge.models.load import LoadedModel, load_model
+from torch_bridge.prompts import build_prompt
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) -> RunReport:
+    """Runs the main job.
+
+    Args:
+        options: what to run; checked already.
+        observer: hears of stages, progress and text.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        OptionError: if the options do not fit the model or the prompt.
+        ModelError: if the model cannot be loaded.
+        PromptError: if the prompt cannot be used.
+        UnsupportedLayoutError: if the packed layout cannot hold the model's blocks.
+    """
+    watcher = observer or NullObserver()
+    loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=watcher)
+    prompt = build_prompt(
+        loaded.tokenizer,
+        context_tokens=options.context_tokens,
+        prompt=options.prompt,
+        prompt_file=options.prompt_file,
+    )
+    _check_fit(options, prompt.num_tokens, loaded)
+    # The last round drafts past the tokens asked for.
+    max_tokens = prompt.num_tokens + options.num_new_tokens + options.num_draft_tokens
+    session = CompactionSession(
+        model=loaded.model,
+        limits=SessionLimits(
+            max_tokens=max_tokens,
+            num_draft_tokens=options.num_draft_tokens,
+            reselect_every_rounds=options.reselect_every_rounds,
+            block_tokens=options.block_tokens,
+            budget=options.budget,
+        ),
+        score_source=score_source(options.policy, seed=options.seed),
+        layout=Layout[options.layout.upper()],
+    )
+    try:
+        return _run_session(options, watcher, loaded, prompt.token_ids, session)
+    finally:
+        session.close()
+
+
+def _check_fit(options: RunOptions, num_context_tokens: int, loaded: LoadedModel) -> None:
+    """Refuses options that do not fit the model or the prompt, before anything is allocated."""
+    num_tokens = num_context_tokens + options.num_new_tokens + options.num_draft_tokens
+    max_positions = loaded.max_positions
+    if max_positions is not None and num_tokens > max_positions:
+        raise OptionError(
+            f"`context` {num_context_tokens:,} with {options.num_new_tokens:,} new tokens and "
+            f"{options.num_draft_tokens} drafted ones needs {num_tokens:,} positions; "
+            f"{loaded.name} has {max_positions:,}. Lower `context` to at most "
+            f"{max_positions - num_tokens + num_context_tokens:,}"
+        )
+    num_whole_blocks = num_context_tokens // options.block_tokens
+    budget_blocks = options.budget.num_blocks(num_whole_blocks)
+    num_needed = min(SINK_BLOCKS + RECENT_BLOCKS, num_whole_blocks)
+    if budget_blocks < num_needed:
+        raise OptionError(
+            f"`budget` {options.budget} of {num_whole_blocks} whole blocks is {budget_blocks} "
+            f"blocks; expected at least {num_needed}: {SINK_BLOCKS} sink and {RECENT_BLOCKS} "
+            "recent. Raise `budget` or lower `block-tokens`"
+        )
+
+
+def _run_session(
+    options: RunOptions,
+    watcher: RunObserver,
+    loaded: LoadedModel,
+    context: list[int],
+    session: CompactionSession,
+) -> RunReport:
+    model: PreTrainedModel = loaded.model
+    eos_token_ids = _eos_token_ids(model)
+    watcher.on_stage(f"prefilling {len(context):,} tokens", None)
+    begin = time.perf_counter()
+    logits = session.prefill(context)
+    prefill_seconds = time.perf_counter() - begin
+    prefix = StockPrefix(session.cache) if options.compare_full else None
+    sampler = Sampler(temperature=options.temperature, seed=options.seed)
+    first_token = sampler.choose(logits)
+    if sampler.is_greedy:
+        warm_up(options.num_draft_tokens)
+    watcher.on_stage("decoding with compacted KV", options.num_new_tokens)
+    text = TextStream(loaded.tokenizer, watcher)
+    begin = time.perf_counter()
+    compacted = decode_speculative(
+        session,
+        first_token=first_token,
+        num_tokens=options.num_new_tokens,
+        sampler=sampler,
+        eos_token_ids=eos_token_ids,
+        on_tokens=text.add,
+    )
+    compacted_seconds = time.perf_counter() - begin
+    text.end()
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    full = None
+    if prefix is not None:
+        full = _decode_full(options, watcher, model, prefix, first_token, compacted.tokens)
+    return make_report(
+        options=options,
+        loaded=loaded,
+        session=session,
+        num_context_tokens=len(context),
+        prefill_seconds=prefill_seconds,
+        compacted=compacted,
+        compacted_seconds=compacted_seconds,
+        full=full,
+        peak_bytes=peak_bytes,
+    )
+
+
+def _decode_full(
+    options: RunOptions,
+    watcher: RunObserver,
+    model: PreTrainedModel,
+    prefix: StockPrefix,
+    first_token: int,
+    compacted_tokens: list[int],
+) -> FullDecode:
+    watcher.on_stage("decoding with the full KV", options.num_new_tokens)
+    model.set_attn_implementation("sdpa")
+    return decode_full(
+        model,
+        prefix.to_stock(model.config),
+        first_token=first_token,
+        num_tokens=options.num_new_tokens,
+        sampler=Sampler(temperature=options.temperature, seed=options.seed),
+        eos_token_ids=_eos_token_ids(model),
+        compare_with=compacted_tokens,
+        on_progress=watcher.on_progress,
+    )
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    eos: Any = model.generation_config.eos_token_id if model.generation_config else None
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+class TextStream:
+    """Turns tokens into text as they come, and counts them for the progress display.
+
+    A token may end inside of a character: text is handed on only when it can no longer change.
+    """
+
+    def __init__(self, tokenizer: Any, watcher: RunObserver) -> None:
+        self._tokenizer = tokenizer
+        self._watcher = watcher
+        self._tokens: list[int] = []
+        self._num_shown = 0
+
+    def add(self, tokens: list[int]) -> None:
+        """Takes the next tokens."""
+        self._tokens += tokens
+        text = self._tokenizer.decode(self._tokens)
+        if not text.endswith("\ufffd"):
+            self._show(text)
+        self._watcher.on_progress(len(self._tokens))
+
+    def end(self) -> None:
+        """Shows what was held back."""
+        self._show(self._tokenizer.decode(self._tokens))
+
+    def _show(self, text: str) -> None:
+        if len(text) > self._num_shown:
+            self._watcher.on_text(text[self._num_shown :])
+            self._num_shown = len(text)

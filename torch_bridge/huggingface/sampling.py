@@ -1,0 +1,41 @@
+"""From logits to tokens: greedy, or seeded sampling at a temperature."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+
+class Sampler:
+    """Draws tokens; all randomness of a run comes from its one seeded generator.
+
+    Attributes:
+        temperature: 0 for greedy decoding, else the softmax temperature.
+        uniforms: the generator behind every random draw.
+    """
+
+    def __init__(self, *, temperature: float, seed: int) -> None:
+        self.temperature = temperature
+        self.uniforms = np.random.default_rng(seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    def probabilities(self, logits: torch.Tensor) -> Float32[np.ndarray, "*tokens vocabulary"]:
+        """Softmax of logits [..., vocabulary] at the temperature, in float32."""
+        return (logits.float() / self.temperature).softmax(-1).numpy()
+
+    def draw(self, probabilities: Float32[np.ndarray, " vocabulary"]) -> int:
+        """Draws one token by inverting the cumulative distribution."""
+        cumulative = np.cumsum(probabilities, dtype=np.float64)
+        threshold = self.uniforms.random() * cumulative[-1]
+        return int(np.searchsorted(cumulative, threshold, side="right"))
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """Chooses the next token from logits [vocabulary]."""
+        if self.is_greedy:
+            return int(logits.argmax())
+        return self.draw(self.probabilities(logits))

@@ -1,0 +1,229 @@
+"""One sequence on one model: prefill, draft steps, verification, and what follows from it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from blockcompact_jax.kernels import Layout
+from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
+from blockcompact_jax.scores import HeadReduction
+from blockcompact_jax.selection import SelectionPolicy, SmallBudget
+from torch_bridge.dlpack import to_jax
+from torch_bridge.huggingface.attention import RECORDER_KEYWORD, register
+from torch_bridge.huggingface.block_mass import BlockMassRecorder
+from torch_bridge.huggingface.cache import CompactedCache, Phase
+from torch_bridge.huggingface.geometry import geometry_of
+from torch_bridge.huggingface.options import Budget
+from torch_bridge.huggingface.policies import ScoreSource
+from torch_bridge.pools import FullKV, KVShape, PackedKV
+from torch_bridge.resident import ResidentKV
+
+
+@dataclass
+class PartSeconds:
+    """Wall-clock time of each part of decoding."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    reselect: float = 0.0
+
+
+SINK_BLOCKS = 1
+RECENT_BLOCKS = 1
+
+
+def selection_policy(*, max_want: int) -> SelectionPolicy:
+    """How a session selects: first block, newest block, and the best by maximal attention mass.
+
+    A growing sequence may meet a fractional budget that is still below sink + recent; the policy
+    then keeps those and records the effective budget.
+    """
+    return SelectionPolicy(
+        max_want=max_want,
+        sink_blocks=SINK_BLOCKS,
+        recent_blocks=RECENT_BLOCKS,
+        on_small_budget=SmallBudget.EFFECTIVE,
+        head_reduction=HeadReduction.MEAN,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """Sizes that are fixed when a session is made.
+
+    Attributes:
+        max_tokens: longest sequence, context and new tokens and drafts.
+        num_draft_tokens: most tokens drafted a round.
+        reselect_every_rounds: rounds between two selections.
+        block_tokens: tokens a block.
+        budget: share or number of whole blocks that stay resident.
+    """
+
+    max_tokens: int
+    num_draft_tokens: int
+    reselect_every_rounds: int
+    block_tokens: int
+    budget: Budget
+
+
+@dataclass
+class CompactionSession:
+    """Decodes one sequence with a resident pool, and keeps every store consistent.
+
+    The order of calls is `prefill`, then rounds of `draft_step`…, `verify`, `confirm` and, every so
+    often, `reselect`. Between rounds the full KV, the packed KV and the resident tail hold exactly
+    the verifier's own keys and values of all `num_tokens` confirmed tokens.
+    """
+
+    model: PreTrainedModel
+    limits: SessionLimits
+    score_source: ScoreSource
+    layout: Layout
+    num_tokens: int = 0
+    seconds: PartSeconds = field(default_factory=PartSeconds)
+
+    def __post_init__(self) -> None:
+        config = self.model.config.get_text_config(decoder=True)
+        limits, dtype = self.limits, self.model.dtype
+        self.geometry = geometry_of(
+            config, block_tokens=limits.block_tokens, dtype=dtype, layout=self.layout
+        )
+        max_blocks = -(-limits.max_tokens // limits.block_tokens)
+        selection = selection_policy(max_want=limits.budget.num_blocks(max_blocks))
+        layer = self.geometry.layers[self.geometry.full_layers[0]]
+        shape = KVShape(
+            num_rows=self.geometry.num_rows,
+            num_kv_heads=layer.num_kv_heads,
+            block_tokens=limits.block_tokens,
+            head_dim=layer.head_dim,
+            dtype=dtype,
+        )
+        runtime_limits = RuntimeLimits(
+            max_blocks=max_blocks,
+            max_unselected_tokens=(limits.reselect_every_rounds + 1)
+            * (limits.num_draft_tokens + 1),
+        )
+        self.runtime = CompactionRuntime(
+            geometry=self.geometry, selection=selection, limits=runtime_limits
+        )
+        self.full = FullKV(shape, max_blocks)
+        self.packed = PackedKV(shape, max_blocks, self.layout)
+        self.resident = ResidentKV(shape, self.runtime.num_physical_blocks)
+        self.runtime.attach(
+            Pools(full=self.full.pool, packed=self.packed.pool, resident=self.resident.pool)
+        )
+        self.cache = CompactedCache(config, self.full, self.resident)
+        self.recorder = BlockMassRecorder(
+            layers=self.geometry.full_layers,
+            num_query_heads=layer.num_query_heads,
+            num_positions=limits.num_draft_tokens + 1,
+            max_blocks=max_blocks,
+            block_tokens=limits.block_tokens,
+        )
+        self.model.set_attn_implementation(register())
+
+    def prefill(self, token_ids: list[int]) -> torch.Tensor:
+        """Runs the whole context, packs its blocks and makes the first selection.
+
+        Args:
+            token_ids: the context.
+
+        Returns:
+            Logits [vocabulary] of the token after the context.
+        """
+        self.cache.phase = Phase.VERIFY
+        logits = self._forward(token_ids, is_scored=True, logits_to_keep=1)[0]
+        self.cache.rollback(0)
+        self.num_tokens = len(token_ids)
+        self.runtime.pack_confirmed(self.num_tokens)
+        self.reselect()
+        self.seconds = PartSeconds()
+        return logits
+
+    def draft_step(self, token_ids: list[int]) -> torch.Tensor:
+        """Runs tokens over the resident KV only; their KV is provisional.
+
+        Returns:
+            Logits [num_tokens, vocabulary].
+        """
+        begin = time.perf_counter()
+        self.cache.phase = Phase.DRAFT
+        logits = self._forward(token_ids)
+        self.seconds.draft += time.perf_counter() - begin
+        return logits
+
+    def verify(self, token_ids: list[int], *, is_scored: bool) -> torch.Tensor:
+        """Forgets the draft's KV, then runs its tokens over the full KV.
+
+        Args:
+            token_ids: the last chosen token, then the drafted ones.
+            is_scored: whether to record block mass for a selection.
+
+        Returns:
+            Logits [num_tokens, vocabulary].
+        """
+        begin = time.perf_counter()
+        self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
+        self.cache.phase = Phase.VERIFY
+        logits = self._forward(token_ids, is_scored=is_scored)
+        self.seconds.verify += time.perf_counter() - begin
+        return logits
+
+    def confirm(self, num_tokens: int) -> None:
+        """Keeps the first `num_tokens` verified tokens, exactly, in every store."""
+        begin = time.perf_counter()
+        first = self.num_tokens
+        self.num_tokens += num_tokens
+        self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
+        self.resident.write_confirmed(first, self.full.tensor[:, :, :, first : self.num_tokens])
+        self.runtime.pack_confirmed(self.num_tokens)
+        self.seconds.verify += time.perf_counter() - begin
+
+    def reselect(self) -> None:
+        """Selects, uploads and retains from the scores of the last scored forward."""
+        begin = time.perf_counter()
+        limits = self.limits
+        scores = self.score_source(to_jax(self.recorder.mass))
+        budget = limits.budget.num_blocks(self.num_tokens // limits.block_tokens)
+        tables = self.runtime.reselect(scores, num_tokens=self.num_tokens, budget_blocks=budget)
+        self.resident.set_tables(
+            tables.selected_physical_blocks,
+            tables.tail_physical_blocks,
+            tables.tail_start_token_position,
+        )
+        tail = self.full.tensor[:, :, :, tables.unfilled_token_position : self.num_tokens]
+        self.resident.write_confirmed(tables.unfilled_token_position, tail)
+        self.seconds.reselect += time.perf_counter() - begin
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of every store, by the names of the run report."""
+        one_layer = self.resident.tensor[0].nbytes
+        return {
+            "full_kv_plain": self.full.tensor.nbytes,
+            "full_kv_packed": self.packed.tensor.nbytes,
+            "resident_pool": self.resident.tensor.nbytes,
+            "scratch": self.recorder.mass.nbytes + one_layer,
+        }
+
+    def close(self) -> None:
+        """Unregisters every store. The session cannot be used afterwards."""
+        for pool in (self.full.pool, self.packed.pool, self.resident.pool):
+            pool.close()
+
+    def _forward(
+        self, token_ids: list[int], *, is_scored: bool = False, logits_to_keep: int = 0
+    ) -> torch.Tensor:
+        keywords = {RECORDER_KEYWORD: self.recorder} if is_scored else {}
+        with torch.inference_mode():
+            return self.model(
+                torch.from_numpy(np.asarray([token_ids])),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **keywords,
+            ).logits[0]

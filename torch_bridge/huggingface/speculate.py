@@ -1,0 +1,143 @@
+"""Self-speculative decoding: draft on the resident pool, verify on the full KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import torch
+
+from blockcompact_jax.speculation import accept_greedy, accept_sampled
+from torch_bridge.huggingface.sampling import Sampler
+from torch_bridge.huggingface.session import CompactionSession
+
+
+_accept_greedy = jax.jit(accept_greedy)
+_accept_sampled = jax.jit(accept_sampled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeDecode:
+    """Result of a self-speculative decoding.
+
+    Attributes:
+        tokens: the new tokens; each is the full model's own choice.
+        num_rounds: draft-and-verify rounds.
+        num_drafted: tokens drafted.
+        num_accepted: of these, tokens accepted.
+        num_gained: tokens that the rounds gave, before the end of the text cut any.
+    """
+
+    tokens: list[int]
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    num_gained: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    tokens: list[int]
+    probabilities: list[np.ndarray]
+
+
+def decode_speculative(
+    session: CompactionSession,
+    *,
+    first_token: int,
+    num_tokens: int,
+    sampler: Sampler,
+    eos_token_ids: frozenset[int],
+    on_tokens: Callable[[list[int]], None],
+) -> SpeculativeDecode:
+    """Decodes until `num_tokens` tokens or the end of the text.
+
+    Every round drafts, verifies, and gains the accepted tokens and one more. Every
+    `reselect_every_rounds` rounds the verification is scored and blocks are selected anew.
+
+    Args:
+        session: a prefilled session.
+        first_token: the first new token, which the prefill's logits gave.
+        num_tokens: new tokens to decode, `first_token` included.
+        sampler: chooses tokens; all random draws come from it.
+        eos_token_ids: tokens that end the text.
+        on_tokens: called with the tokens gained, `first_token` included, as they come.
+
+    Returns:
+        Tokens and counts.
+    """
+    limits = session.limits
+    tokens = [first_token]
+    on_tokens(tokens)
+    num_rounds = num_drafted = num_accepted = num_gained = 0
+    while len(tokens) < num_tokens and tokens[-1] not in eos_token_ids:
+        num_rounds += 1
+        is_scored = num_rounds % limits.reselect_every_rounds == 0
+        draft = _draft(session, tokens[-1], limits.num_draft_tokens, sampler)
+        logits = session.verify([tokens[-1], *draft.tokens], is_scored=is_scored)
+        num_kept, next_token = _accept(draft, logits, sampler)
+        session.confirm(num_kept + 1)
+        gained = _until_end([*draft.tokens[:num_kept], next_token], eos_token_ids)
+        gained = gained[: num_tokens - len(tokens)]
+        tokens += gained
+        num_drafted += limits.num_draft_tokens
+        num_accepted += num_kept
+        num_gained += num_kept + 1
+        on_tokens(gained)
+        if is_scored:
+            session.reselect()
+    return SpeculativeDecode(
+        tokens=tokens,
+        num_rounds=num_rounds,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        num_gained=num_gained,
+    )
+
+
+def _draft(
+    session: CompactionSession, last_token: int, num_draft_tokens: int, sampler: Sampler
+) -> _Draft:
+    tokens: list[int] = []
+    probabilities: list[np.ndarray] = []
+    for _ in range(num_draft_tokens):
+        logits = session.draft_step(tokens[-1:] or [last_token])[-1]
+        if sampler.is_greedy:
+            tokens.append(sampler.choose(logits))
+        else:
+            probabilities.append(sampler.probabilities(logits))
+            tokens.append(sampler.draw(probabilities[-1]))
+    return _Draft(tokens=tokens, probabilities=probabilities)
+
+
+def _accept(draft: _Draft, logits: torch.Tensor, sampler: Sampler) -> tuple[int, int]:
+    """Returns how many drafted tokens stand, and the token after them."""
+    drafted = np.asarray(draft.tokens, np.int32)
+    if sampler.is_greedy:
+        acceptance = _accept_greedy(drafted, logits.argmax(-1).to(torch.int32).numpy())
+    else:
+        acceptance = _accept_sampled(
+            drafted,
+            np.stack(draft.probabilities),
+            sampler.probabilities(logits),
+            sampler.uniforms.random(len(drafted), dtype=np.float32),
+            sampler.uniforms.random(1, dtype=np.float32)[0],
+        )
+    num_accepted = int(acceptance.num_accepted)
+    return num_accepted, int(acceptance.tokens[num_accepted])
+
+
+def _until_end(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
+    for place, token in enumerate(tokens):
+        if token in eos_token_ids:
+            return tokens[: place + 1]
+    return tokens
+
+
+def warm_up(num_draft_tokens: int) -> None:
+    """Compiles the greedy acceptance of `num_draft_tokens` tokens, so that no round pays for it."""
+    _accept_greedy(
+        np.zeros(num_draft_tokens, np.int32), np.zeros(num_draft_tokens + 1, np.int32)
+    ).num_accepted.block_until_ready()

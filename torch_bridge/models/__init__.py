@@ -1,0 +1,1 @@
+"""Real models, ready to run: a registry of short names, fetching, conversion and loading."""

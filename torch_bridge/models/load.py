@@ -1,0 +1,171 @@
+"""Load a model and its tokenizer by short name, path or hub name, ready for inference."""
+
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import transformers
+
+from torch_bridge.models.cache import damaged_remedy
+from torch_bridge.models.convert import gguf_source, quiet_transformers, read_gguf_tokenizer
+from torch_bridge.models.errors import DamagedModelError, ModelError, UnknownModelError
+from torch_bridge.models.fetch import fetch_model
+from torch_bridge.models.progress import SilentObserver, StageObserver
+from torch_bridge.models.registry import MODELS, find_source
+
+# What the readers of JSON, safetensors and GGUF files raise for files that are not as they should be.
+_BROKEN_FILES = (
+    *(OSError, ValueError, KeyError, IndexError, RuntimeError),
+    *(struct.error, safetensors.SafetensorError),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model in evaluation mode without gradients, and its tokenizer.
+
+    Attributes:
+        model: A transformers causal language model, on the CPU.
+        tokenizer: Its transformers tokenizer.
+        name: What it was asked for as.
+        path: Directory or GGUF file it was loaded from; None when the hub's own cache holds it.
+        load_seconds: Wall-clock time of loading, without fetching.
+        weights_bytes: Bytes of all parameters, tied ones counted once.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    path: Path | None
+    load_seconds: float
+    weights_bytes: int
+
+    @property
+    def max_positions(self) -> int | None:
+        """Token positions the model was made for; None when its configuration does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: torch.dtype,
+    attn_implementation: str | None = None,
+    observer: StageObserver | None = None,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        name_or_path: A short name of the registry (fetched on first use; it wins over a directory
+            of that name in the working directory, which is reached as `./name`), a local directory
+            (a transformers one, or with exactly one .gguf file), a .gguf file, or a hub name
+            (`owner/model`).
+        dtype: Data type of the weights, which are cast to it while they are read.
+        attn_implementation: Name registered with transformers' attention interface, or None for
+            the model's default.
+        observer: Hears the stages of fetching and loading.
+
+    Returns:
+        The model on the CPU, in evaluation mode, no parameter requiring a gradient.
+
+    Raises:
+        UnknownModelError: `name_or_path` is none of these, or the hub has or reaches no such model.
+        DamagedModelError: Files are missing, incomplete or altered.
+        FetchError: A first use could not fetch the model.
+        ValueError: transformers knows no `attn_implementation` of that name.
+    """
+    observer = observer or SilentObserver()
+    name = str(name_or_path)
+    path = _locate(name, observer)
+    remedy = damaged_remedy(name) if name in MODELS else "check the files or fetch them again"
+    observer.on_stage(f"loading {name}", None)
+    start = time.perf_counter()
+    try:
+        with quiet_transformers():
+            model, tokenizer = _read(name, path, dtype)
+    except ModelError:
+        raise
+    except _BROKEN_FILES as error:
+        reason = " ".join(str(error).split())[:300]
+        if path is None:
+            raise UnknownModelError(
+                f"`model` got {name!r}: no such path here, and the model hub gave no such model "
+                f"({reason}); known short names: {', '.join(MODELS)}"
+            ) from error
+        raise DamagedModelError(
+            f"the model {name!r} in {path} cannot be loaded ({reason}); {remedy}"
+        ) from error
+    if attn_implementation is not None:
+        model.set_attn_implementation(attn_implementation)
+    return LoadedModel(
+        model=model.eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        name=name,
+        path=path,
+        load_seconds=time.perf_counter() - start,
+        weights_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
+
+
+def _locate(name: str, observer: StageObserver) -> Path | None:
+    """Where the model lies on this machine, fetched if need be; None for a hub name."""
+    if name in MODELS:
+        return fetch_model(name, observer=observer).directory
+    path = Path(name).expanduser()
+    if not name.strip():
+        raise UnknownModelError("`model` is empty, expected a name or a path")
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise UnknownModelError(
+            f"`model` got the file {name!r}, expected a .gguf file or a model directory"
+        )
+    if path.is_dir():
+        return _locate_in(path)
+    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~", "-"))
+    if is_hub_name and path.suffix != ".gguf":
+        return None
+    if "/" in name or path.suffix == ".gguf":
+        raise UnknownModelError(f"`model` got {name!r}, which is not a file or directory here")
+    find_source(name)  # Raises, naming the known names.
+    return None
+
+
+def _locate_in(directory: Path) -> Path:
+    """The directory itself when transformers can read it, else its only GGUF file."""
+    if (directory / "config.json").is_file():
+        return directory
+    candidates = sorted(directory.glob("*.gguf"))
+    if len(candidates) != 1:
+        raise UnknownModelError(
+            f"`model` got the directory {str(directory)!r} with no config.json and "
+            f"{len(candidates)} .gguf files, expected a config.json or exactly one .gguf file"
+        )
+    return candidates[0]
+
+
+def _read(name: str, path: Path | None, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Model and tokenizer, every weight read from the files."""
+    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    if path is not None and path.suffix == ".gguf" and path.is_file():
+        tokenizer = read_gguf_tokenizer(path)
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        options |= gguf_source(path)
+    else:
+        location = name if path is None else str(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(location)
+        options["pretrained_model_name_or_path"] = location
+    factory: Any = transformers.AutoModelForCausalLM
+    model, info = factory.from_pretrained(**options)
+    # transformers fills absent weights with random numbers and only warns.
+    absent = sorted([*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])])
+    if absent:
+        raise DamagedModelError(
+            f"the model {name!r} in {path} lacks usable weights for {len(absent)} parameters, "
+            f"the first is {absent[0]!r}; check the files or fetch them again"
+        )
+    return model, tokenizer
