@@ -1,13 +1,12 @@
 """Compiled registry, host calls and FFI handlers. Use `blockcompact_jax.kernels` instead."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 def build_info() -> dict[str, str | list[str]]: ...
-def ffi_targets() -> dict[str, CapsuleType]: ...
+def ffi_targets() -> dict[str, object]: ...
 def force_impl(name: str) -> None: ...
 def register_plain(
     *,

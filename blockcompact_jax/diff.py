@@ -4,6 +4,8 @@ Set arithmetic runs on place maps, O(layers x blocks). Only blocks whose KV exis
 wanted block is ever dropped, and the final order is ascending logical block.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from dataclasses import dataclass
 
 import jax
@@ -15,7 +17,7 @@ from jaxtyping import Bool, Int32
 from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
 from .geometry import ModelGeometry
 from .ids import AnyArray, LogicalBlocks, as_logical_blocks
-from .masks import lookup, place_by_id, place_mask, sort_ascending
+from .masks import choose, lookup, place_by_id, place_mask, sort_ascending
 from .residency import Residency, Revisions
 from .selection import Selection
 
@@ -98,23 +100,9 @@ def diff(
     delta = _fill(fresh[:, :max_want], fresh[:, max_want:], geometry, common_slots)
     full = _fill(is_want, is_tail, geometry, common_slots)
     is_full = jnp.any(delta.num_missing > 0) | jnp.asarray(force_full)
-    chosen = jax.tree.map(lambda a, b: jnp.where(is_full, a, b), full, delta)
+    chosen = choose(is_full, full, delta)
     num_upload = chosen.num_new + chosen.num_pad
-    result = first_fault(
-        result,
-        fault_at(
-            chosen.num_missing > 0,
-            ResultCode.PADDING_EXHAUSTED,
-            layer_by_row=geometry.layer_by_row,
-            block=num_upload + chosen.num_missing,
-        ),
-        fault_at(
-            num_upload > max_upload,
-            ResultCode.UPLOAD_EXCEEDS_CAPACITY,
-            layer_by_row=geometry.layer_by_row,
-            block=num_upload,
-        ),
-    )
+    result = first_fault(result, *_capacity_faults(chosen, max_upload, geometry))
     is_member = chosen.is_uploaded & result.is_ok
     old = residency.revisions
     return BlockDiffPlan(
@@ -178,6 +166,25 @@ def _fill(
         num_missing=num_wanted_pad - num_pad,
         num_truncated=jnp.maximum(num_new - shortest, 0),
     )
+
+
+def _capacity_faults(
+    filled: _Filled, max_upload: int, geometry: ModelGeometry
+) -> tuple[Result, Result]:
+    num_upload = filled.num_new + filled.num_pad
+    exhausted = fault_at(
+        filled.num_missing > 0,
+        ResultCode.PADDING_EXHAUSTED,
+        layer_by_row=geometry.layer_by_row,
+        block=num_upload + filled.num_missing,
+    )
+    too_many = fault_at(
+        num_upload > max_upload,
+        ResultCode.UPLOAD_EXCEEDS_CAPACITY,
+        layer_by_row=geometry.layer_by_row,
+        block=num_upload,
+    )
+    return exhausted, too_many
 
 
 def _group_max(values: Int32[Array, " row"], geometry: ModelGeometry) -> Int32[Array, " group"]:

@@ -4,6 +4,8 @@ Code under ``jit`` cannot raise. Each stage returns a `Result` instead: the firs
 (stage, layer row, block) order, or OK. `raise_for_result` turns it into an exception on the host.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 from dataclasses import dataclass
 from typing import Final
@@ -11,11 +13,11 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Bool, Int32
 
-from jax import Array
-
 from .ids import HOLE, AnyArray
+from .masks import choose
 
 
 class ResultCode(enum.IntEnum):
@@ -37,6 +39,9 @@ class ResultCode(enum.IntEnum):
     NOT_OWNED = 13
     STALE_PLAN = 14
     SOURCE_MISSING = 15
+    PIN_EXISTS = 16
+    PIN_UNKNOWN = 17
+    PINS_FULL = 18
 
 
 _SENTENCES: Final[dict[ResultCode, str]] = {
@@ -99,6 +104,18 @@ _SENTENCES: Final[dict[ResultCode, str]] = {
     ResultCode.SOURCE_MISSING: (
         "Logical block {block} of layer {layer} has no source block in the CPU pool. "
         "Write it to the CPU pool before it is selected, or leave it out of the candidates."
+    ),
+    ResultCode.PIN_EXISTS: (
+        "Operation {block} of this holder has pinned blocks already. "
+        "Give every operation an ID of its own, or unpin the first one."
+    ),
+    ResultCode.PIN_UNKNOWN: (
+        "Operation {block} of this holder has no pinned blocks, so nothing was released. "
+        "Unpin once, with the holder and operation that pinned."
+    ),
+    ResultCode.PINS_FULL: (
+        "All {block} places for pins are taken. Create the pins with more places, or wait for an "
+        "operation to end."
     ),
 }
 
@@ -188,8 +205,7 @@ def first_fault(*results: Result) -> Result:
     """Returns the first of the given results that is not OK, otherwise OK."""
     found = results[-1]
     for result in reversed(results[:-1]):
-        keep = result.is_ok
-        found = jax.tree.map(lambda a, b, keep=keep: jnp.where(keep, b, a), result, found)
+        found = choose(result.is_ok, found, result)
     return found
 
 

@@ -5,6 +5,8 @@ arrays have one *row* per active full-attention layer, in `ModelGeometry.full_la
 sliding-window layer has no row.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 import hashlib
 import json
@@ -70,7 +72,7 @@ class LayerGeometry:
                 )
         if self.num_query_heads % self.num_kv_heads != 0:
             raise CompactionError(
-                f"`num_query_heads` of layer {self.layer} is {self.num_query_heads}, not a multiple "
+                f"`num_query_heads` of layer {self.layer} is {self.num_query_heads}, no multiple "
                 f"of its {self.num_kv_heads} KV heads; every KV head serves equally many."
             )
         has_window = self.window_tokens is not None
@@ -177,7 +179,8 @@ class ModelGeometry:
         windows = [None] * num_layers if window_by_layer is None else list(window_by_layer)
         if len(windows) != num_layers:
             raise CompactionError(
-                f"`window_by_layer` has {len(windows)} entries for {num_layers} layers; give one each."
+                f"`window_by_layer` has {len(windows)} entries for {num_layers} layers; "
+                "give one each."
             )
         layers = tuple(
             LayerGeometry(
@@ -366,7 +369,7 @@ def check_restore_covers(
         layer: Decoder layer ID, named in the error.
 
     Raises:
-        CompactionError: If a block with a retained token is missing; nothing is to be restored then.
+        CompactionError: If a block with a retained token is missing; restore nothing then.
     """
     first_token = max(0, num_tokens - num_retained_tokens)
     needed = range(first_token // block_tokens, -(-num_tokens // block_tokens))

@@ -4,14 +4,29 @@ An ID of a plan is bounded by a static capacity, so membership is one scatter an
 ascending order is a prefix sum. The stages share these; nothing here knows a plan type.
 """
 
+# pyright: reportUnknownMemberType=false
+
+from typing import TypeVar
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Int32
 
 from .ids import HOLE, AnyArray
 
+_Tree = TypeVar("_Tree")
 _WORD_BITS = 32
 _MAX_COMPARED_WORDS = 64
+
+
+def choose(condition: AnyArray, if_true: _Tree, if_false: _Tree) -> _Tree:
+    """Returns one of two trees of equal structure, leaf by leaf, by a scalar condition."""
+
+    def choose_leaf(new: AnyArray, old: AnyArray) -> Array:
+        return jnp.where(condition, new, old)
+
+    return jax.tree.map(choose_leaf, if_true, if_false)
 
 
 def place_mask(num_filled: AnyArray, capacity: int) -> Bool[Array, "row place"]:

@@ -5,6 +5,8 @@ owner (a KV-cache group or one layer, `OwnershipGranularity`), block and kind. E
 refuses an inconsistent call whole: the ownership comes back unchanged with a fault.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 from dataclasses import dataclass, field
 
@@ -86,17 +88,19 @@ def reserve(
     *,
     geometry: ModelGeometry,
     max_reserve: int,
+    kind: ReferenceKind = ReferenceKind.TRANSFER,
 ) -> tuple[Ownership, Int32[PhysicalBlocks, "owner max_reserve"], Result]:
-    """Reserves the lowest free blocks of each owner as destinations of a transfer.
+    """Reserves the lowest free blocks of each owner.
 
-    Each reserved block gets one TRANSFER reference, so nobody else is handed it until the transfer
-    is committed or aborted.
+    Each reserved block gets one reference. With TRANSFER it is the destination of a transfer, which
+    nobody else is handed until the transfer is committed or aborted.
 
     Args:
         ownership: Current counts.
         num_blocks: Blocks to reserve per owner.
         geometry: Static facts, to name a layer in a fault.
         max_reserve: Static capacity of the result.
+        kind: TRANSFER, or REGULAR for blocks that the engine itself writes.
 
     Returns:
         The new ownership, reserved blocks ascending and HOLE padded, and the first fault. Either
@@ -121,7 +125,7 @@ def reserve(
     last = jnp.max(reserved, axis=1, initial=HOLE)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
     is_reserved = ownership.is_free & (blocks <= last[:, None])
-    references = ownership.references.at[ReferenceKind.TRANSFER].add(is_reserved.astype(jnp.int32))
+    references = ownership.references.at[kind].add(is_reserved.astype(jnp.int32))
     return (
         Ownership(references=references, granularity=ownership.granularity),
         as_physical_blocks(reserved),
@@ -255,6 +259,15 @@ def owned_blocks(
     target = jnp.where(is_filled, physical_by_slot, num_physical)
     empty = jnp.zeros((num_owners, num_physical), bool)
     return empty.at[jnp.broadcast_to(owner, target.shape), target].set(True, mode="drop")
+
+
+def retire_nothing(like: Retirement) -> Retirement:
+    """Returns a retirement of the given shapes that frees nothing."""
+    return Retirement(
+        is_released=jnp.zeros_like(like.is_released),
+        num_retired=jnp.zeros_like(like.num_retired),
+        physical_blocks_released=jnp.zeros_like(like.physical_blocks_released),
+    )
 
 
 def _count_references(

@@ -4,6 +4,8 @@ Slot order is stable: uploads and graduates append, retention keeps the relative
 tail, the partial block and draft tokens are resident too but never in these lists.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from dataclasses import dataclass, field
 
 import jax
@@ -22,7 +24,7 @@ from .ids import (
     as_logical_blocks,
     as_physical_blocks,
 )
-from .masks import place_mask
+from .masks import choose, place_mask
 
 
 @jax.tree_util.register_dataclass
@@ -104,8 +106,8 @@ def commit_upload(
     logical_blocks: Int32[LogicalBlocks, "row upload"],
     physical_blocks: Int32[PhysicalBlocks, "row upload"],
     num_upload: Int32[AnyArray, " row"],
-    is_full: AnyArray,
     *,
+    is_full: AnyArray,
     geometry: ModelGeometry,
 ) -> tuple[Residency, Result]:
     """Appends uploaded blocks after all their bytes have arrived.
@@ -152,7 +154,7 @@ def commit_upload(
         num_valid=end,
         block_tokens=residency.block_tokens,
     )
-    return _keep_if_ok(result, committed, residency), result
+    return choose(result.is_ok, committed, residency), result
 
 
 def graduate(
@@ -217,7 +219,7 @@ def graduate(
         num_valid=end,
         block_tokens=residency.block_tokens,
     )
-    return _keep_if_ok(result, graduated, residency), result
+    return choose(result.is_ok, graduated, residency), result
 
 
 def replace_slots(
@@ -318,7 +320,3 @@ def _stale_fault(current: Revisions, basis: Revisions) -> Result:
     return fault_at(
         differs, ResultCode.STALE_PLAN, layer_by_row=np.full(4, HOLE, np.int32), block=values
     )
-
-
-def _keep_if_ok(result: Result, new: Residency, old: Residency) -> Residency:
-    return jax.tree.map(lambda a, b: jnp.where(result.is_ok, a, b), new, old)

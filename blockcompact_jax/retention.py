@@ -5,6 +5,8 @@ ordered slots), one table per layer, an explicit union, or moving bytes. Under j
 structure; on the host `resolve` names which one it is.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 from dataclasses import dataclass
 
@@ -179,6 +181,31 @@ def plan_retention(
         num_moves=jnp.sum(is_moved, axis=1, dtype=jnp.int32),
         num_unwanted=jnp.sum(is_kept & ~is_exact, axis=1, dtype=jnp.int32),
         table_entries_written=_count_entries(kind, is_filled, keep_slots != slots, geometry),
+    )
+
+
+def keep_every_slot(residency: Residency, like: RetentionPlan) -> RetentionPlan:
+    """Returns a plan that keeps a residency exactly as it is.
+
+    Args:
+        residency: What stays.
+        like: Gives the shapes and the kinds.
+    """
+    is_valid = place_mask(residency.num_valid, residency.max_slots)
+    slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
+    holes = as_physical_blocks(jnp.full_like(like.move_from, HOLE))
+    zeros = jnp.zeros_like(like.num_moves)
+    return RetentionPlan(
+        kind=like.kind,
+        keep_slots=as_resident_slots(jnp.where(is_valid, slots, HOLE)),
+        num_keep=jnp.asarray(residency.num_valid),
+        logical_by_slot=residency.logical_by_slot,
+        physical_by_slot=residency.physical_by_slot,
+        move_from=holes,
+        move_to=holes,
+        num_moves=zeros,
+        num_unwanted=zeros,
+        table_entries_written=jnp.zeros_like(like.table_entries_written),
     )
 
 

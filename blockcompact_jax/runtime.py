@@ -4,23 +4,23 @@ A `reselect` goes graduate → plan → upload → commit → retain → free. T
 very end, so a fault anywhere before leaves the old tables, bytes and reference counts valid.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float32, Int32
 
-from blockcompact_jax.errors import Result, first_fault, raise_for_result
+from blockcompact_jax.errors import raise_for_result
 from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity, TableSupport
 from blockcompact_jax.ids import (
     HOLE,
-    LogicalBlocks,
-    PhysicalBlocks,
     as_logical_blocks,
     as_physical_blocks,
 )
@@ -34,9 +34,7 @@ from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.ownership import (
     Ownership,
     ReferenceKind,
-    acquire,
     empty_ownership,
-    release,
     reserve,
 )
 from blockcompact_jax.residency import Residency, empty_residency, graduate
@@ -49,6 +47,10 @@ from blockcompact_jax.step import (
     commit_step,
     plan_step,
 )
+from blockcompact_jax.typed_jit import typed_jit
+
+_graduate = typed_jit(static_argnames=("geometry",))(graduate)
+_reserve = typed_jit(static_argnames=("geometry", "max_reserve", "kind"))(reserve)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,14 @@ class Pools:
     full: RegisteredPool
     packed: RegisteredPool
     resident: RegisteredPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PartTimes:
+    plan_us: float
+    wait_us: float
+    table_us: float
+    allocator_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +157,33 @@ class CompactionRuntime:
         self.num_selections = 0
         self._num_packed_blocks = 0
         self._pools: Pools | None = None
-        ownership = empty_ownership(
-            geometry,
-            granularity=OwnershipGranularity.LAYER,
-            num_physical_blocks=self.num_physical_blocks,
+        # Scores arrive committed to a device, and so do the states that follow from them. Starting
+        # committed spares a second compilation.
+        residency, ownership = jax.device_put(
+            (
+                empty_residency(geometry, max_slots=max_slots),
+                empty_ownership(
+                    geometry,
+                    granularity=OwnershipGranularity.LAYER,
+                    num_physical_blocks=self.num_physical_blocks,
+                ),
+            ),
+            cast(Any, jax.local_devices(backend="cpu")[0]),
         )
         ownership, tail = self._take_tail_blocks(ownership, self.num_tail_blocks)
         self._state = _State(
-            residency=empty_residency(geometry, max_slots=max_slots),
-            ownership=ownership,
-            tail=tail,
-            num_candidate_blocks=0,
+            residency=residency, ownership=ownership, tail=tail, num_candidate_blocks=0
         )
+
+    @property
+    def residency(self) -> Residency:
+        """What is resident now."""
+        return self._state.residency
+
+    @property
+    def num_candidate_blocks(self) -> int:
+        """Whole confirmed blocks before the always-resident tail."""
+        return self._state.num_candidate_blocks
 
     def attach(self, pools: Pools) -> None:
         """Names the stores that `pack_confirmed` and `reselect` move bytes between.
@@ -252,15 +277,13 @@ class CompactionRuntime:
         )
         tables = self._tables(num_tokens, is_first=self.num_selections == 0)
         self.num_selections += 1
-        self._book(
-            plan,
-            commit,
-            tables,
+        times = _PartTimes(
             plan_us=(planned - begin) * 1e6,
             wait_us=(uploaded - planned) * 1e6,
             table_us=(committed - uploaded) * 1e6,
             allocator_us=(time.perf_counter() - committed) * 1e6,
         )
+        self._book(plan, commit, tables, times)
         return tables
 
     def _attached(self) -> Pools:
@@ -308,11 +331,12 @@ class CompactionRuntime:
         num_rows = self._geometry.num_rows
         if num_blocks == 0:
             return ownership, np.empty((num_rows, 0), np.int32)
-        owned, blocks, result = _take_blocks(
+        owned, blocks, result = _reserve(
             ownership,
             np.full(num_rows, num_blocks, np.int32),
             geometry=self._geometry,
             max_reserve=self.num_tail_blocks,
+            kind=ReferenceKind.REGULAR,
         )
         raise_for_result(result)
         return owned, np.asarray(blocks)[:, :num_blocks]
@@ -331,8 +355,8 @@ class CompactionRuntime:
             unfilled_token_position=tail_start if is_first else num_tokens,
         )
 
-    def _book(self, plan: StepPlan, commit: StepCommit, tables: Tables, **times_us: float) -> None:
-        """Adds one selection to the metrics: bytes as moved, entries as written, blocks as freed."""
+    def _book(self, plan: StepPlan, commit: StepCommit, tables: Tables, times: _PartTimes) -> None:
+        """Adds one selection to the metrics: bytes moved, entries written, blocks freed."""
         upload_bytes = int(plan.upload.num_rows) * self._attached().resident.shape.block_bytes
         num_entries = sum(len(row) for row in tables.selected_physical_blocks)
         self.metrics = self.metrics.add(
@@ -344,41 +368,12 @@ class CompactionRuntime:
                 metadata_elements=_num_elements(plan),
                 physical_blocks_released=int(commit.retirement.physical_blocks_released),
                 move_us=0.0,
-                **times_us,
+                plan_us=times.plan_us,
+                table_us=times.table_us,
+                wait_us=times.wait_us,
+                allocator_us=times.allocator_us,
             )
         )
-
-
-@partial(jax.jit, static_argnames=("geometry",))
-def _graduate(
-    residency: Residency,
-    logical: LogicalBlocks,
-    physical: PhysicalBlocks,
-    *,
-    geometry: ModelGeometry,
-) -> tuple[Residency, Result]:
-    return graduate(residency, logical, physical, geometry=geometry)
-
-
-@partial(jax.jit, static_argnames=("geometry", "max_reserve"))
-def _take_blocks(
-    ownership: Ownership,
-    num_blocks: Int32[np.ndarray, " row"],
-    *,
-    geometry: ModelGeometry,
-    max_reserve: int,
-) -> tuple[Ownership, PhysicalBlocks, Result]:
-    """Reserves blocks and turns the reservation into regular references at once."""
-    reserved, blocks, result = reserve(
-        ownership, num_blocks, geometry=geometry, max_reserve=max_reserve
-    )
-    acquired, acquire_result = acquire(
-        reserved, blocks, geometry=geometry, kind=ReferenceKind.REGULAR
-    )
-    taken, _, release_result = release(
-        acquired, blocks, geometry=geometry, kind=ReferenceKind.TRANSFER
-    )
-    return taken, blocks, first_fault(result, acquire_result, release_result)
 
 
 def _num_elements(plan: StepPlan) -> int:

@@ -4,7 +4,10 @@ Sums run in one fixed order (pairwise halving), and means multiply by a reciproc
 input gives the same bits on every backend and batch size.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,8 +54,9 @@ def reduce_heads(
             f"`block_mass` has shape {block_mass.shape}; expected [row, query_head, block] or "
             "[row, query_head, draft_position, block]."
         )
-    num_rows, num_blocks = block_mass.shape[0], block_mass.shape[-1]
-    heads_first = jnp.moveaxis(jnp.reshape(block_mass, (num_rows, -1, num_blocks)), 1, 0)
+    num_rows, *heads, num_blocks = block_mass.shape
+    by_head = jnp.reshape(block_mass, (num_rows, math.prod(heads), num_blocks))
+    heads_first = jnp.moveaxis(by_head, 1, 0)
     match head_reduction:
         case HeadReduction.MAX:
             return jnp.max(heads_first, axis=0)

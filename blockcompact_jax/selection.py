@@ -1,9 +1,9 @@
 """Scores to wanted blocks: rank, budget, ranked tail.
 
-Blocks rank by (-score, logical block). Scores map to order-preserving unsigned keys; the budget's
-key is found by bisection on the key's bits and ties are cut by ID, so only the chosen blocks are
-ever sorted.
+Blocks rank by (-score, logical block), sink blocks first.
 """
+
+# pyright: reportUnknownMemberType=false
 
 import enum
 from dataclasses import dataclass, field
@@ -11,19 +11,15 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Bool, Float32, Int32, UInt32
 
 from .errors import CompactionError, Result, ResultCode, fault_at, fault_if, first_fault
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
-from .masks import ids_from_mask, place_mask
+from .masks import place_mask
+from .ranking import LARGEST_KEY, rank_top, score_keys, top_mask
 from .scores import BlockReduction, HeadReduction
-
-_SINK_KEY = np.uint32(0xFFFFFFFF)
-_SIGN_BIT = np.uint32(0x80000000)
-_KEY_BITS = 32
-_MAX_COMPARED_RANKS = 64
 
 
 class SmallBudget(enum.Enum):
@@ -177,18 +173,13 @@ def select(
     result = first_fault(result, budget_result)
     num_want = jnp.where(result.is_ok, num_want, 0)
     num_listed = jnp.where(result.is_ok, jnp.minimum(num_want + policy.max_tail, num_candidates), 0)
-    capacity = policy.max_want + policy.max_tail
-    listed = _rank_top(keys, num_listed, capacity)
-    want = jnp.where(place_mask(num_want, policy.max_want), listed[:, : policy.max_want], HOLE)
-    num_tail = num_listed - num_want
-    tail_place = num_want[:, None] + jnp.arange(policy.max_tail, dtype=jnp.int32)
-    tail = jnp.take_along_axis(listed, tail_place, axis=1) if policy.max_tail else listed[:, :0]
-    tail = jnp.where(place_mask(num_tail, policy.max_tail), tail, HOLE)
+    listed = rank_top(keys, num_listed, policy.max_want + policy.max_tail)
+    want, tail = _split(listed, num_want, num_listed - num_want, policy)
     return Selection(
         want=as_logical_blocks(want),
         num_want=num_want,
         ranked_tail=as_logical_blocks(tail),
-        num_ranked_tail=num_tail,
+        num_ranked_tail=num_listed - num_want,
         effective_budget_blocks=jnp.broadcast_to(effective_budget, (num_rows,)),
         num_candidate_blocks=num_candidates,
         selection_revision=jnp.asarray(selection_revision, jnp.int32),
@@ -265,20 +256,32 @@ def _check_scores(scores: AnyArray, geometry: ModelGeometry) -> None:
         )
 
 
+def _split(
+    listed: Int32[Array, "row listed"],
+    num_want: Int32[Array, " row"],
+    num_tail: Int32[Array, " row"],
+    policy: SelectionPolicy,
+) -> tuple[Int32[Array, "row max_want"], Int32[Array, "row max_tail"]]:
+    """Splits ranked lists into the first `num_want` and the `num_tail` after them."""
+    want = jnp.where(place_mask(num_want, policy.max_want), listed[:, : policy.max_want], HOLE)
+    if policy.max_tail == 0:
+        return want, listed[:, :0]
+    tail_place = num_want[:, None] + jnp.arange(policy.max_tail, dtype=jnp.int32)
+    tail = jnp.take_along_axis(listed, tail_place, axis=1)
+    return want, jnp.where(place_mask(num_tail, policy.max_tail), tail, HOLE)
+
+
 def _rank_keys(
     scores: Array, is_candidate: Array, policy: SelectionPolicy, is_resident: AnyArray | None
 ) -> UInt32[Array, "row block"]:
-    """Maps scores to unsigned keys: larger is better, 0 is no candidate, sinks are largest."""
+    """Maps scores to rank keys: larger is better, 0 is no candidate, sinks are largest."""
     if policy.resident_margin > 0.0 and is_resident is not None:
-        largest = jnp.finfo(jnp.float32).max
-        raised = jnp.minimum(scores + jnp.float32(policy.resident_margin), largest)
+        raised = scores + np.float32(policy.resident_margin)
+        raised = jnp.minimum(raised, np.finfo(np.float32).max)
         scores = jnp.where(is_resident, raised, scores)
-    # Negative and positive zero tie. The test is on bits: a float comparison may flush denormals.
-    bits = lax.bitcast_convert_type(scores, jnp.uint32)
-    bits = jnp.where(bits == _SIGN_BIT, jnp.uint32(0), bits)
-    keys = jnp.where(bits >= _SIGN_BIT, ~bits, bits | _SIGN_BIT)
     is_sink = jnp.arange(scores.shape[1], dtype=jnp.int32) < policy.sink_blocks
-    return jnp.where(is_candidate, jnp.where(is_sink, _SINK_KEY, keys), jnp.uint32(0))
+    keys = jnp.where(is_sink, LARGEST_KEY, score_keys(scores))
+    return jnp.where(is_candidate, keys, jnp.uint32(0))
 
 
 def _want_counts(
@@ -304,7 +307,7 @@ def _want_counts(
     effective = jnp.maximum(budget, smallest)
     num_want = jnp.clip(effective - policy.recent_blocks, 0, jnp.maximum(num_candidates, 0))
     if policy.layer_budget is LayerBudget.SCORE_MASS:
-        best = _top_mask(keys.reshape(1, -1), jnp.sum(num_want)[None])
+        best = top_mask(keys.reshape(1, -1), jnp.sum(num_want)[None])
         num_want = jnp.sum(best.reshape(keys.shape), axis=1, dtype=jnp.int32)
         effective = num_want + policy.recent_blocks
     large = fault_at(
@@ -324,66 +327,3 @@ def _pyramid_offsets(budget: Int32[Array, " row"], percent: int) -> Int32[Array,
     slope = np.arange(num_rows - 1, -num_rows, -2, dtype=np.int32)
     size = budget * percent * jnp.abs(slope) // (100 * (num_rows - 1))
     return jnp.sign(slope) * size
-
-
-def _top_mask(
-    keys: UInt32[Array, "row block"], count: Int32[Array, " row"]
-) -> Bool[Array, "row block"]:
-    """Marks the `count` largest keys of each row, the lowest IDs where keys tie.
-
-    Keys of 0 are never marked as long as at least `count` keys are larger.
-    """
-
-    def is_settled(num_at_least: Array) -> Array:
-        return jnp.all((num_at_least == count) | (count == 0))
-
-    def has_more(state: tuple[Array, Array, Array]) -> Array:
-        bit, _, num_at_least = state
-        return (bit >= 0) & ~is_settled(num_at_least)
-
-    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bit, threshold, num_at_least = state
-        probe = threshold | (jnp.uint32(1) << bit.astype(jnp.uint32))
-        num_probe = jnp.sum(keys >= probe[:, None], axis=1, dtype=jnp.int32)
-        is_enough = num_probe >= count
-        return (
-            bit - 1,
-            jnp.where(is_enough, probe, threshold),
-            jnp.where(is_enough, num_probe, num_at_least),
-        )
-
-    num_all = jnp.full(count.shape, keys.shape[1], jnp.int32)
-    start = (jnp.int32(_KEY_BITS - 1), jnp.zeros(count.shape, jnp.uint32), num_all)
-    _, threshold, num_at_least = lax.while_loop(has_more, halve, start)
-    at_least = (keys >= threshold[:, None]) & (count > 0)[:, None]
-
-    def cut_ties() -> Array:
-        is_above = keys > threshold[:, None]
-        num_tied = count - jnp.sum(is_above, axis=1, dtype=jnp.int32)
-        is_tied = keys == threshold[:, None]
-        tie_rank = jnp.cumsum(is_tied, axis=1, dtype=jnp.int32)
-        is_chosen = is_above | (is_tied & (tie_rank <= num_tied[:, None]))
-        return is_chosen & (count > 0)[:, None]
-
-    return lax.cond(is_settled(num_at_least), lambda: at_least, cut_ties)
-
-
-def _rank_top(
-    keys: UInt32[Array, "row block"], count: Int32[Array, " row"], capacity: int
-) -> Int32[Array, "row capacity"]:
-    """Returns the IDs of the `count` largest keys in (-key, ID) order, HOLE padded."""
-    ids = ids_from_mask(_top_mask(keys, count), capacity)
-    if keys.shape[1] == 0 or capacity == 0:
-        return ids
-    found = jnp.take_along_axis(keys, jnp.maximum(ids, 0), axis=1)
-    chosen = jnp.where(ids >= 0, found, jnp.uint32(0))
-    if capacity > _MAX_COMPARED_RANKS:
-        _, ranked = lax.sort((~chosen, ids), dimension=1, num_keys=1, is_stable=True)
-        return ranked
-    # For short lists counting who is better is several times faster than a sort on CPU.
-    places = jnp.arange(capacity, dtype=jnp.int32)
-    mine, other = chosen[:, :, None], chosen[:, None, :]
-    is_better = (other > mine) | ((other == mine) & (places[None, :] < places[:, None]))
-    rank = jnp.sum(is_better, axis=2, dtype=jnp.int32)
-    is_at = rank[:, None, :] == places[None, :, None]
-    return jnp.sum(jnp.where(is_at, ids[:, None, :], 0), axis=2, dtype=jnp.int32)

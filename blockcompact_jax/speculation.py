@@ -1,8 +1,11 @@
 """Acceptance of drafted tokens: greedy, and lossless sampling by rejection.
 
-Pure functions: the caller gives probabilities and uniform draws, so that a retried request can reuse
-its draws. With sampling, the tokens follow the target distribution exactly, whatever the draft.
+Pure functions: the caller gives probabilities and uniform draws, so that a retried request can
+reuse its draws. With sampling, the tokens follow the target distribution exactly, whatever the
+draft.
 """
+
+# pyright: reportUnknownMemberType=false
 
 from dataclasses import dataclass
 
@@ -97,6 +100,8 @@ def accept_sampled(
     num_accepted = _count_leading(is_accepted)
     padded_q = jnp.concatenate([q, jnp.zeros((1, vocab), jnp.float32)])
     residual = jnp.maximum(p[num_accepted] - padded_q[num_accepted], 0.0)
+    # Where p equals q up to rounding, a rejection may find no residual: draw from p itself.
+    residual = jnp.where(jnp.any(residual > 0.0), residual, p[num_accepted])
     return _join(draft, num_accepted, sample_from_weights(residual, jnp.asarray(final_uniform)))
 
 

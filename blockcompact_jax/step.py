@@ -4,8 +4,9 @@ Each function is one jitted call for all layers of a request and traces under vm
 is retraced as long as shapes, geometry and policy stay.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,8 @@ from jaxtyping import Int32
 from .diff import BlockDiffPlan, diff
 from .errors import Result, first_fault
 from .geometry import ModelGeometry, OwnershipGranularity, TableSupport
-from .ids import HOLE, AnyArray, PhysicalBlocks, SourceBlocks, as_physical_blocks, as_resident_slots
-from .masks import place_by_id, place_mask
+from .ids import HOLE, AnyArray, PhysicalBlocks, SourceBlocks, as_physical_blocks
+from .masks import choose, place_by_id, place_mask
 from .ownership import (
     Ownership,
     ReferenceKind,
@@ -25,11 +26,13 @@ from .ownership import (
     owned_blocks,
     release,
     reserve,
+    retire_nothing,
 )
 from .residency import Residency, commit_upload, replace_slots
-from .retention import RetentionPlan, RetentionPolicy, plan_retention
+from .retention import RetentionPlan, RetentionPolicy, keep_every_slot, plan_retention
 from .scores import reduce_heads
 from .selection import Selection, SelectionPolicy, select
+from .typed_jit import typed_jit
 from .upload import SourceKind, UploadPlan, plan_upload
 
 
@@ -95,6 +98,7 @@ def _select_and_diff(
     scores: AnyArray,
     num_candidate_blocks: AnyArray | int,
     residency: Residency,
+    *,
     budget_blocks: AnyArray | int,
     force_full: AnyArray | bool,
     geometry: ModelGeometry,
@@ -131,6 +135,7 @@ def _reserve_and_upload(
     selection: Selection,
     plan: BlockDiffPlan,
     ownership: Ownership,
+    *,
     source_by_logical: SourceBlocks | None,
     first_cpu_destination: AnyArray | int,
     geometry: ModelGeometry,
@@ -164,7 +169,7 @@ def _reserve_and_upload(
     return step_plan, Ownership(references=references, granularity=ownership.granularity)
 
 
-@partial(jax.jit, static_argnames=("geometry", "policy"))
+@typed_jit(static_argnames=("geometry", "policy"))
 def plan_step(
     scores: AnyArray,
     num_candidate_blocks: AnyArray | int,
@@ -198,14 +203,26 @@ def plan_step(
         The plan, and the ownership with its destinations reserved.
     """
     selection, plan = _select_and_diff(
-        scores, num_candidate_blocks, residency, budget_blocks, force_full, geometry, policy
+        scores,
+        num_candidate_blocks,
+        residency,
+        budget_blocks=budget_blocks,
+        force_full=force_full,
+        geometry=geometry,
+        policy=policy,
     )
     return _reserve_and_upload(
-        selection, plan, ownership, source_by_logical, first_cpu_destination, geometry, policy
+        selection,
+        plan,
+        ownership,
+        source_by_logical=source_by_logical,
+        first_cpu_destination=first_cpu_destination,
+        geometry=geometry,
+        policy=policy,
     )
 
 
-@partial(jax.jit, static_argnames=("geometry", "policy"))
+@typed_jit(static_argnames=("geometry", "policy"))
 def commit_step(
     plan: StepPlan,
     residency: Residency,
@@ -234,7 +251,7 @@ def commit_step(
         plan.diff.upload_logical_blocks,
         _destinations(plan, ownership, geometry),
         plan.diff.num_upload,
-        plan.diff.is_full,
+        is_full=plan.diff.is_full,
         geometry=geometry,
     )
     retention = plan_retention(
@@ -255,10 +272,14 @@ def commit_step(
         geometry=geometry,
     )
     result = first_fault(plan.result, upload_result, owner_result)
-    is_ok = result.is_ok
-    unchanged = _no_change(residency, ownership, retention, retirement)
+    unchanged = (
+        residency,
+        ownership,
+        keep_every_slot(residency, retention),
+        retire_nothing(retirement),
+    )
     committed = (retained, owned, retention, retirement)
-    chosen = jax.tree.map(lambda new, old: jnp.where(is_ok, new, old), committed, unchanged)
+    chosen = choose(result.is_ok, committed, unchanged)
     new_residency, new_ownership, new_retention, new_retirement = chosen
     return StepCommit(
         residency=new_residency,
@@ -269,7 +290,7 @@ def commit_step(
     )
 
 
-@partial(jax.jit, static_argnames=("geometry",))
+@typed_jit(static_argnames=("geometry",))
 def abort_step(
     plan: StepPlan, ownership: Ownership, *, geometry: ModelGeometry
 ) -> tuple[Ownership, Result]:
@@ -286,7 +307,7 @@ def abort_step(
     return aborted, result
 
 
-@partial(jax.jit, static_argnames=("geometry", "policy"))
+@typed_jit(static_argnames=("geometry", "policy"))
 def plan_requests(
     scores: AnyArray,
     num_candidate_blocks: AnyArray,
@@ -318,14 +339,31 @@ def plan_requests(
     def plan_one(
         scores: AnyArray, num_candidates: AnyArray, residency: Residency, budget: AnyArray
     ) -> tuple[Selection, BlockDiffPlan]:
-        return _select_and_diff(scores, num_candidates, residency, budget, False, geometry, policy)
+        return _select_and_diff(
+            scores,
+            num_candidates,
+            residency,
+            budget_blocks=budget,
+            force_full=False,
+            geometry=geometry,
+            policy=policy,
+        )
 
     planned = jax.vmap(plan_one)(scores, num_candidate_blocks, residency, budget_blocks)
 
     def reserve_one(
         owned: Ownership, one: tuple[Selection, BlockDiffPlan]
     ) -> tuple[Ownership, StepPlan]:
-        step_plan, after = _reserve_and_upload(*one, owned, None, 0, geometry, policy)
+        selection, plan = one
+        step_plan, after = _reserve_and_upload(
+            selection,
+            plan,
+            owned,
+            source_by_logical=None,
+            first_cpu_destination=0,
+            geometry=geometry,
+            policy=policy,
+        )
         return after, step_plan
 
     owned, plans = lax.scan(reserve_one, ownership, planned)
@@ -336,27 +374,3 @@ def _destinations(
     plan: StepPlan, ownership: Ownership, geometry: ModelGeometry
 ) -> Int32[PhysicalBlocks, "row max_upload"]:
     return as_physical_blocks(plan.reserved[geometry.owner_by_row(ownership.granularity)])
-
-
-def _no_change(
-    residency: Residency, ownership: Ownership, retention: RetentionPlan, retirement: Retirement
-) -> tuple[Residency, Ownership, RetentionPlan, Retirement]:
-    """Returns the state as it was, with a retention that keeps every slot and frees nothing."""
-    is_valid = place_mask(residency.num_valid, residency.max_slots)
-    slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
-    holes = jnp.full_like(retention.move_from, HOLE)
-    zeros = jnp.zeros_like(retention.num_moves)
-    kept = RetentionPlan(
-        kind=retention.kind,
-        keep_slots=as_resident_slots(jnp.where(is_valid, slots, HOLE)),
-        num_keep=residency.num_valid,
-        logical_by_slot=residency.logical_by_slot,
-        physical_by_slot=residency.physical_by_slot,
-        move_from=as_physical_blocks(holes),
-        move_to=as_physical_blocks(holes),
-        num_moves=zeros,
-        num_unwanted=zeros,
-        table_entries_written=jnp.int32(0),
-    )
-    nothing = jax.tree.map(jnp.zeros_like, retirement)
-    return residency, ownership, kept, nothing

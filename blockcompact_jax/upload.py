@@ -4,6 +4,8 @@ One plan serves the normal verify path and the upload-only resume path. Rows are
 flattened: a layer's rows are neighbours, and unused places are HOLE rows that a transfer skips.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 from dataclasses import dataclass, field
 
@@ -218,26 +220,32 @@ def _row_fault(
     num_physical_blocks: int,
     is_owned: np.ndarray,
 ) -> str | None:
-    layer, layer_row, group = facts["layer"], facts["layer_row"], facts["group"]
+    layer, layer_row = facts["layer"], facts["layer_row"]
     if layer not in geometry.full_layers or geometry.full_layers.index(layer) != layer_row:
         return (
             f"has layer row {layer_row}; the full-attention layers are {geometry.full_layers}, "
             "and a row is its layer's place among them"
         )
+    group, source, target = facts["group"], facts["source_block"], facts["physical_block"]
     expected_group = int(geometry.group_by_row[layer_row])
-    if group != expected_group:
-        return f"names group {group}, but its layer belongs to group {expected_group}"
-    if not 0 <= facts["source_block"] < num_source_blocks:
-        return f"reads source block {facts['source_block']}, outside [0, {num_source_blocks})"
-    if not 0 <= facts["physical_block"] < num_physical_blocks:
-        return (
-            f"writes physical block {facts['physical_block']}, outside [0, {num_physical_blocks})"
-        )
-    if not is_owned[layer_row, facts["physical_block"]]:
-        return (
-            f"writes physical block {facts['physical_block']}, which this operation has not "
-            "reserved; reserve it first"
-        )
-    if not 1 <= facts["valid_tokens"] <= geometry.block_tokens:
-        return f"has {facts['valid_tokens']} valid tokens; give 1 … {geometry.block_tokens}"
-    return None
+    in_pool = 0 <= target < num_physical_blocks
+    checks = (
+        (
+            group == expected_group,
+            f"names group {group}, but its layer belongs to group {expected_group}",
+        ),
+        (
+            0 <= source < num_source_blocks,
+            f"reads source block {source}, outside [0, {num_source_blocks})",
+        ),
+        (in_pool, f"writes physical block {target}, outside [0, {num_physical_blocks})"),
+        (
+            in_pool and bool(is_owned[layer_row, target]),
+            f"writes physical block {target}, which this operation has not reserved; reserve it",
+        ),
+        (
+            1 <= facts["valid_tokens"] <= geometry.block_tokens,
+            f"has {facts['valid_tokens']} valid tokens; give 1 … {geometry.block_tokens}",
+        ),
+    )
+    return next((fault for is_fine, fault in checks if not is_fine), None)

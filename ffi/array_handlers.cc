@@ -19,6 +19,14 @@ ffi::Error ShapeMismatch() {
       "the plain and the packed operand differ in heads, block_tokens, head_dim or element size");
 }
 
+// Dense layers seen as one layer of all their blocks.
+template <typename View>
+View JoinLayers(View view) {
+  view.num_blocks *= view.num_layers();
+  view.layer_bases.resize(1);
+  return view;
+}
+
 // Rows 0 ... num_rows - 1, each from and to its own number.
 std::vector<int32_t> Identity(int64_t num_rows) {
   std::vector<int32_t> numbers(static_cast<size_t>(num_rows));
@@ -33,9 +41,10 @@ ffi::Error Pack(ffi::ThreadPool threads, ffi::AnyBuffer plain, ffi::Result<ffi::
   const auto to = PackedViewOf("packed", *packed, layout, from->num_layers());
   if (to.has_error()) return to.error();
   if (from->shape != to->shape || from->num_blocks != to->num_blocks) return ShapeMismatch();
-  const std::vector<int32_t> numbers = Identity(from->num_blocks);
-  Rows rows{from->num_blocks, nullptr, numbers.data(), nullptr, nullptr};
-  blockcompact::PackRows(*from, *to, rows, OnThreadPool(threads));
+  const int64_t num_rows = from->num_layers() * from->num_blocks;
+  const std::vector<int32_t> numbers = Identity(num_rows);
+  const Rows rows{num_rows, nullptr, numbers.data(), nullptr, nullptr};
+  blockcompact::PackRows(JoinLayers(*from), JoinLayers(*to), rows, OnThreadPool(threads));
   return ffi::Error::Success();
 }
 
@@ -46,9 +55,10 @@ ffi::Error Unpack(ffi::ThreadPool threads, ffi::AnyBuffer packed, ffi::Result<ff
   const auto from = PackedViewOf("packed", packed, layout, to->num_layers());
   if (from.has_error()) return from.error();
   if (from->shape != to->shape || from->num_blocks != to->num_blocks) return ShapeMismatch();
-  const std::vector<int32_t> numbers = Identity(from->num_blocks);
-  Rows rows{from->num_blocks, nullptr, numbers.data(), nullptr, nullptr};
-  blockcompact::UnpackRows(*from, *to, rows, OnThreadPool(threads));
+  const int64_t num_rows = to->num_layers() * to->num_blocks;
+  const std::vector<int32_t> numbers = Identity(num_rows);
+  const Rows rows{num_rows, nullptr, numbers.data(), nullptr, nullptr};
+  blockcompact::UnpackRows(JoinLayers(*from), JoinLayers(*to), rows, OnThreadPool(threads));
   return ffi::Error::Success();
 }
 

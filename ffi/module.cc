@@ -91,10 +91,12 @@ int64_t RegisterPacked(const std::vector<uintptr_t>& pointers, int64_t size_byte
 py::object PoolOrd(int64_t pool_id) {
   const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindPool(pool_id);
   if (pool == nullptr) return py::none();
-  const py::gil_scoped_release unlocked;
-  const std::shared_lock<std::shared_mutex> lock(pool->mutex);
-  const uint32_t generation = pool->generation;
-  const py::gil_scoped_acquire locked;
+  uint32_t generation = 0;
+  {
+    const py::gil_scoped_release unlocked;
+    const std::shared_lock<std::shared_mutex> lock(pool->mutex);
+    generation = pool->generation;
+  }
   return py::int_(generation);
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import torch
+from jax.core import Tracer
 
 ALIGNMENT_BYTES = 64
 """XLA's CPU client takes only pointers of this alignment without copying."""
@@ -43,9 +44,9 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     array = jax.dlpack.from_dlpack(tensor.detach(), copy=False)
     if tensor.numel() and array.unsafe_buffer_pointer() != tensor.data_ptr():
         raise ZeroCopyError(
-            f"`tensor` of shape {tuple(tensor.shape)} and dtype {tensor.dtype} was copied on import "
-            f"(0x{tensor.data_ptr():x} became 0x{array.unsafe_buffer_pointer():x}); "
-            "expected the same memory. Allocate it with `torch_bridge.dlpack.aligned_empty`."
+            f"`tensor` of shape {tuple(tensor.shape)} and dtype {tensor.dtype} was copied on "
+            f"import (0x{tensor.data_ptr():x} became 0x{array.unsafe_buffer_pointer():x}); "
+            "expected the same memory. Allocate it with `torch_bridge.dlpack.aligned_zeros`."
         )
     return array
 
@@ -62,7 +63,7 @@ def to_torch(array: jax.Array) -> torch.Tensor:
     Raises:
         ZeroCopyError: if the array is traced, sharded, deleted or would be copied.
     """
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         raise ZeroCopyError(
             "`array` is being traced by JAX and has no memory yet; expected a concrete array. "
             "Export it outside of `jax.jit`."
@@ -85,10 +86,13 @@ def to_torch(array: jax.Array) -> torch.Tensor:
     return tensor
 
 
-def aligned_empty(
+def aligned_zeros(
     *shape: int, dtype: torch.dtype, alignment_bytes: int = ALIGNMENT_BYTES
 ) -> torch.Tensor:
-    """Allocates an uninitialised contiguous CPU tensor whose first element is aligned.
+    """Allocates a contiguous CPU tensor of zeros whose first element is aligned.
+
+    Zeroed pages come from the system untouched, so this costs nothing until they are written; and
+    an unwritten place is finite, as attention needs it.
 
     Args:
         *shape: sizes of each axis.
@@ -109,7 +113,7 @@ def aligned_empty(
             f"{dtype.itemsize}."
         )
     num_elements = int(np.prod(shape, dtype=np.int64))
-    storage = torch.empty(num_elements + alignment_bytes // dtype.itemsize, dtype=dtype)
+    storage = torch.zeros(num_elements + alignment_bytes // dtype.itemsize, dtype=dtype)
     skipped = -storage.data_ptr() % alignment_bytes // dtype.itemsize
     return storage[skipped : skipped + num_elements].view(*shape)
 
@@ -117,7 +121,8 @@ def aligned_empty(
 def _check_exportable(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
         raise ZeroCopyError(
-            f"`tensor` is on {tensor.device}; expected a CPU tensor. Use the JAX backend of that device."
+            f"`tensor` is on {tensor.device}; expected a CPU tensor. "
+            "Use the JAX backend of that device."
         )
     if tensor.requires_grad:
         raise ZeroCopyError("`tensor` requires grad; expected one without. Call `.detach()` first.")
@@ -128,7 +133,7 @@ def _check_exportable(tensor: torch.Tensor) -> None:
             f"`tensor` has shape {tuple(tensor.shape)} and strides {tensor.stride()}; expected it "
             "contiguous. Share the contiguous parent, or call `.contiguous()` to copy on purpose."
         )
-    if tensor.dtype in _NARROWED_WITHOUT_X64 and not jax.config.jax_enable_x64:
+    if tensor.dtype in _NARROWED_WITHOUT_X64 and not jax.config.read("jax_enable_x64"):
         raise ZeroCopyError(
             f"`tensor` has dtype {tensor.dtype}, which JAX would narrow to "
             f"{_NARROWED_WITHOUT_X64[tensor.dtype]} in a copy; expected a 32-bit dtype. Convert it "
@@ -137,5 +142,5 @@ def _check_exportable(tensor: torch.Tensor) -> None:
     if tensor.numel() and tensor.data_ptr() % ALIGNMENT_BYTES:
         raise ZeroCopyError(
             f"`tensor` starts at 0x{tensor.data_ptr():x}; expected {ALIGNMENT_BYTES}-byte "
-            "alignment. Allocate it with `torch_bridge.dlpack.aligned_empty`."
+            "alignment. Allocate it with `torch_bridge.dlpack.aligned_zeros`."
         )

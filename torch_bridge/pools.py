@@ -12,7 +12,7 @@ import torch
 
 from blockcompact_jax.kernels.layouts import Layout
 from blockcompact_jax.kernels.pools import PlainStrides, RegisteredPool
-from torch_bridge.dlpack import aligned_empty
+from torch_bridge.dlpack import aligned_zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class FullKV:
 
     def __init__(self, shape: KVShape, max_blocks: int) -> None:
         self.max_tokens = max_blocks * shape.block_tokens
-        self.tensor = aligned_empty(
+        self.tensor = aligned_zeros(
             shape.num_rows,
             2,
             shape.num_kv_heads,
@@ -109,7 +109,7 @@ class PackedKV:
 
     def __init__(self, shape: KVShape, max_blocks: int, layout: Layout) -> None:
         self.layout = layout
-        self.tensor = aligned_empty(
+        self.tensor = aligned_zeros(
             shape.num_rows,
             max_blocks,
             shape.num_kv_heads,

@@ -1,8 +1,8 @@
 """The resident pool and its per-layer block tables, as the draft reads and writes them.
 
-Each row's table names physical blocks in attention order: first the selected blocks, then the tail
-(recent, partial and draft tokens). The tail begins at the same token position in every row; how many
-selected blocks stand before it is the row's own.
+Each row's table names physical blocks in attention order: first the selected blocks, then the
+tail (recent, partial and draft tokens). The tail begins at the same token position in every row;
+how many selected blocks stand before it is the row's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Int32
 
-from torch_bridge.dlpack import aligned_empty
+from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.pools import KVShape
 
 
@@ -27,7 +27,7 @@ class ResidentKV:
     def __init__(self, shape: KVShape, num_physical_blocks: int) -> None:
         self.shape = shape
         self.num_physical_blocks = num_physical_blocks
-        self.tensor = aligned_empty(
+        self.tensor = aligned_zeros(
             shape.num_rows,
             2,
             shape.num_kv_heads,
@@ -121,7 +121,7 @@ class ResidentKV:
         rows = torch.arange(shape.num_rows)
         for tail_block, offset, begin, end in self._tail_pieces(token_position, kv.shape[3]):
             physical = torch.from_numpy(self._tail[:, tail_block])
-            # Two index arrays apart from each other put the indexed axis first: [rows, 2, heads, ..]
+            # Two index arrays apart put the indexed axis first: [rows, 2, heads, …].
             blocks[rows, :, :, physical, offset : offset + end - begin] = kv[:, :, :, begin:end]
 
     def _tail_pieces(self, token_position: int, num_new: int) -> list[tuple[int, int, int, int]]:

@@ -127,7 +127,9 @@ class LiveObserver:
         name, _ = self._stage
         if name:
             seconds = time.monotonic() - self._start
-            self._console.print(f"{name}: {seconds:.1f} s", style="dim", markup=False)
+            self._console.print(
+                f"{name}: {seconds:.1f} s", style="dim", markup=False, highlight=False
+            )
         self._stage = ("", None)
 
     def __enter__(self) -> Self:

@@ -40,6 +40,12 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     ] = "25%",
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 32,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per verification.")] = 4,
+    lookup_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens of a draft step that repetition in the text may suggest; 0 is off."
+        ),
+    ] = 3,
     reselect_every: Annotated[int, typer.Option(min=1, help="Rounds between two selections.")] = 8,
     policy: Annotated[
         str, typer.Option(help="Selection policy: attention, recency or random.")
@@ -47,6 +53,12 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     dtype: Annotated[
         str, typer.Option(help="Data type of weights and KV cache: float32 or bfloat16.")
     ] = "float32",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Packed layout of the full KV: amx (block and head size multiples of 32) or vec."
+        ),
+    ] = "amx",
     temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
@@ -66,7 +78,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     from torch_bridge.huggingface.options import OptionError, RunOptions, parse_budget
     from torch_bridge.prompts import read_prompt
 
-    checked: dict[str, Any] = {"policy": policy, "dtype": dtype}
+    checked: dict[str, Any] = {"policy": policy, "dtype": dtype, "layout": layout}
     try:
         options = RunOptions(
             model=model,
@@ -77,6 +89,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
             budget=parse_budget(budget),
             block_tokens=block_tokens,
             num_draft_tokens=draft_tokens,
+            num_lookup_tokens=lookup_tokens,
             reselect_every_rounds=reselect_every,
             temperature=temperature,
             seed=seed,

@@ -22,11 +22,11 @@ from blockcompact_jax.kernels._checks import (
     check_plain_layout,
     describe,
 )
-from blockcompact_jax.kernels._typed import typed_jit
 from blockcompact_jax.kernels.layouts import Layout, check_layout
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray, GatherResult, WriteResult
 from blockcompact_jax.kernels.status import PoolCopiedError
+from blockcompact_jax.typed_jit import typed_jit
 
 _STATUS = jax.ShapeDtypeStruct((2,), np.int32)
 

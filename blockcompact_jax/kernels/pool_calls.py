@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from blockcompact_jax.kernels._checks import check_column, check_ord, check_pair, check_plain
-from blockcompact_jax.kernels._typed import typed_jit
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.pools import RegisteredPool
 from blockcompact_jax.kernels.results import (
@@ -23,6 +22,7 @@ from blockcompact_jax.kernels.results import (
     PoolPackResult,
     PoolUploadResult,
 )
+from blockcompact_jax.typed_jit import typed_jit
 
 _ORD = jax.ShapeDtypeStruct((1,), np.uint32)
 _STATUS = jax.ShapeDtypeStruct((2,), np.int32)

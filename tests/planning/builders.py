@@ -82,7 +82,9 @@ def selection(
 
 
 def lists(array, num):
-    return [list(map(int, row[:n])) for row, n in zip(np.asarray(array), np.asarray(num))]
+    return [
+        list(map(int, row[:n])) for row, n in zip(np.asarray(array), np.asarray(num), strict=True)
+    ]
 
 
 def fault(result: Result):

@@ -95,6 +95,17 @@ def test_DIF_4_exhausted_tail_makes_a_full_plan():
     assert np.asarray(got.num_truncated).tolist() == [3, 0, 0]
 
 
+def test_DIF_4_one_missing_pad_is_enough_for_a_full_plan():
+    """DIF-4: one layer short by one block turns the whole plan full; counts are per layer."""
+    wants = [[0, 1], [0, 1], [2]]
+    helds = [[0], [0, 1], [2]]
+    got = run(b.selection(wants, num_candidates=3), b.residency(helds), common_slots=True)
+    raise_for_result(got.result)
+    assert bool(got.is_full)
+    assert b.lists(got.upload_logical_blocks, got.num_upload) == wants
+    assert np.asarray(got.num_truncated).tolist() == [1, 0, 0]
+
+
 def test_DIF_4_a_full_plan_that_cannot_be_padded_is_refused():
     """DIF-4: nothing is dropped silently; the error says what to raise."""
     wants = [[0, 1, 2], [0, 1], [0]]

@@ -19,14 +19,14 @@ from blockcompact_jax.ownership import (
 )
 
 from . import builders as b
+from .reference.references import Pool
 
 GEOMETRY = b.geometry(((0, 1), (3,)))
 NUM_PHYSICAL = 8
-NAMES = ("geometry", "kind", "max_reserve")
-jit_reserve = jax.jit(reserve, static_argnames=NAMES)
-jit_acquire = jax.jit(acquire, static_argnames=NAMES)
-jit_release = jax.jit(release, static_argnames=NAMES)
-jit_commit = jax.jit(commit_ownership, static_argnames=NAMES)
+jit_reserve = jax.jit(reserve, static_argnames=("geometry", "max_reserve"))
+jit_acquire = jax.jit(acquire, static_argnames=("geometry", "kind"))
+jit_release = jax.jit(release, static_argnames=("geometry", "kind"))
+jit_commit = jax.jit(commit_ownership, static_argnames=("geometry",))
 
 
 def pool(granularity=OwnershipGranularity.GROUP):
@@ -200,45 +200,29 @@ OPERATION = st.tuples(
 def test_OWN_5_any_sequence_matches_explicit_references(operations):
     """OWN-1, OWN-2, OWN-5: counts equal a twin that keeps every reference as a list entry."""
     ownership = pool()
-    twin = {(owner, block): [] for owner in range(2) for block in range(NUM_PHYSICAL)}
+    twin = Pool(2, NUM_PHYSICAL, ReferenceKind.TRANSFER, ReferenceKind.REGULAR)
     for verb, kind, first, second in operations:
         rows = [[block for block in row if block != -1] for row in (first, second)]
         listed = [(owner, block) for owner, row in enumerate(rows) for block in row]
-        is_valid = len(set(listed)) == len(listed) and all(key in twin for key in listed)
         array = np.asarray([first, second], np.int32)
         if verb == "reserve":
             numbers = [len(row) for row in rows]
-            free = [[x for x in range(NUM_PHYSICAL) if not twin[o, x]] for o in range(2)]
             ownership, reserved, result = take(ownership, numbers)
-            is_valid = all(n <= len(f) for n, f in zip(numbers, free, strict=True))
-            if is_valid:
-                assert b.lists(reserved, numbers) == [
-                    f[:n] for f, n in zip(free, numbers, strict=True)
-                ]
-                for owner, n in enumerate(numbers):
-                    for block in free[owner][:n]:
-                        twin[owner, block].append(ReferenceKind.TRANSFER)
+            granted = twin.reserve(numbers)
+            assert bool(result.is_ok) == (granted is not None)
+            assert granted is None or b.lists(reserved, numbers) == granted
         elif verb == "acquire":
-            if kind is not ReferenceKind.REGULAR:
-                is_valid = is_valid and all(twin[key] for key in listed)
             ownership, result = jit_acquire(ownership, array, geometry=GEOMETRY, kind=kind)
-            if is_valid:
-                for key in listed:
-                    twin[key].append(kind)
+            assert bool(result.is_ok) == twin.acquire(listed, kind)
         else:
-            is_valid = is_valid and all(kind in twin[key] for key in listed)
             ownership, retirement, result = jit_release(
                 ownership, array, geometry=GEOMETRY, kind=kind
             )
-            released = 0
-            if is_valid:
-                for key in listed:
-                    twin[key].remove(kind)
-                    released += not twin[key]
-            assert int(retirement.physical_blocks_released) == released
-        assert bool(result.is_ok) == is_valid
+            released = twin.release(listed, kind)
+            assert bool(result.is_ok) == (released is not None)
+            assert int(retirement.physical_blocks_released) == (released or 0)
         references_now = np.asarray(ownership.references)
-        for (owner, block), references in twin.items():
+        for (owner, block), references in twin.held.items():
             got = [int(references_now[k, owner, block]) for k in ReferenceKind]
             assert got == [references.count(k) for k in ReferenceKind]
 
@@ -248,3 +232,22 @@ def test_OWN_1_owners_follow_the_granularity():
     assert pool().references.shape == (3, 2, NUM_PHYSICAL)
     assert pool(OwnershipGranularity.LAYER).references.shape == (3, 3, NUM_PHYSICAL)
     assert jnp.all(pool().is_free)
+
+
+def test_OWN_5_blocks_the_engine_writes_are_reserved_as_regular():
+    """OWN-5: a reservation may take a regular reference at once; it is released as one."""
+    ownership, taken, result = reserve(
+        pool(),
+        np.asarray([2, 1], np.int32),
+        geometry=GEOMETRY,
+        max_reserve=4,
+        kind=ReferenceKind.REGULAR,
+    )
+    raise_for_result(result)
+    assert np.asarray(ownership.references).sum((1, 2)).tolist() == [3, 0, 0]
+    freed, retirement, result = jit_release(
+        ownership, taken, geometry=GEOMETRY, kind=ReferenceKind.REGULAR
+    )
+    raise_for_result(result)
+    assert int(retirement.physical_blocks_released) == 3
+    assert bool(freed.is_free.all())

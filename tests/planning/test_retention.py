@@ -154,9 +154,7 @@ def test_RET_1_several_full_groups_are_judged_apart():
     """RET-1: one group's disagreement does not cost another its shared table."""
     geometry = b.geometry(((0, 2), (1, 3)))
     residency = b.residency([[5, 6]] * 4)
-    got = run(
-        residency, [[5], [6], [5], [5]], tables=TableSupport.SHARED, geometry=geometry
-    )
+    got = run(residency, [[5], [6], [5], [5]], tables=TableSupport.SHARED, geometry=geometry)
     kinds = np.asarray(got.kind).tolist()
     assert kinds == [RetentionKind.SHARED_TABLE, RetentionKind.BYTE_MOVE]
 

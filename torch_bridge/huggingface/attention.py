@@ -1,8 +1,8 @@
 """The attention function and mask function registered with transformers.
 
-Full-attention layers attend over what their cache layer hands out: the whole KV when verifying, the
-resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one rule
-gives the causal mask for any block table. Sliding-window layers go to the stock function, untouched.
+Full-attention layers attend over what their cache layer hands out: the whole KV when verifying,
+the resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one
+rule gives the causal mask for any block table. Sliding-window layers go to the stock function.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def blockcompact_attention(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention whose queries are the last keys; bitwise the stock call where stock has one."""
+    """Causal attention whose queries are the last keys; the stock call where there is one."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     has_groups = query.shape[1] != key.shape[1]
-    if num_queries == 1 or num_queries == num_keys:
+    if num_queries in (1, num_keys):
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=num_queries > 1, scale=scale, enable_gqa=has_groups
         )

@@ -1,10 +1,11 @@
-"""Plain full-KV decoding with the stock cache and stock attention: what compaction is compared to."""
+"""Plain full-KV decoding with stock cache and attention: what compaction is compared to."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -63,7 +64,8 @@ class StockPrefix:
         """Builds the cache that a stock prefill of the same tokens would have left."""
         stock = DynamicCache(config=config)
         full_rows = iter(range(len(self._windows)))
-        for layer, window in zip(stock.layers, self._windows, strict=True):
+        layers: list[Any] = stock.layers
+        for layer, window in zip(layers, self._windows, strict=True):
             if window is None:
                 key, value = self._full.read(next(full_rows), self._num_tokens)
                 layer.update(key.unsqueeze(0), value.unsqueeze(0))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_bridge.dlpack import aligned_empty
+from torch_bridge.dlpack import aligned_zeros
 
 
 class BlockMassRecorder:
-    """Collects the attention mass of every whole block, for every full-attention layer of a forward.
+    """Collects every whole block's attention mass, for every full-attention layer of a forward.
 
     Attributes:
         mass: [num_rows, num_query_heads, num_positions, max_blocks] float32; one row a
@@ -39,10 +39,9 @@ class BlockMassRecorder:
         """
         self._row_by_layer = {layer: row for row, layer in enumerate(layers)}
         self._block_tokens = block_tokens
-        self.mass = aligned_empty(
+        self.mass = aligned_zeros(
             len(layers), num_query_heads, num_positions, max_blocks, dtype=torch.float32
         )
-        self.mass.zero_()
 
     def record(self, layer: int, query: torch.Tensor, key: torch.Tensor, scale: float) -> None:
         """Scores one layer.

@@ -7,7 +7,8 @@ the phase:
 * VERIFY: keys and values are written to the full KV, and all of it is returned;
 * DRAFT: they are written to the resident tail, and what the layer's block table names is returned.
 
-Sliding-window layers are the stock ones. After a phase, `rollback` forgets the newest tokens.
+Sliding-window layers are the stock ones. `rollback` forgets the newest tokens after a phase, and
+`trim_windows` ends a round.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class CompactedLayer(CacheLayerMixin):
         return self._cache.full.max_tokens
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the newest `-tokens_to_remove` tokens (a negative count, as transformers does)."""
+        """Forgets the newest `-tokens_to_remove` tokens (transformers counts them negative)."""
         if tokens_to_remove > 0 or -tokens_to_remove > self.length:
             raise ValueError(
                 f"`tokens_to_remove` is {tokens_to_remove}; expected a negative count of at most "
@@ -138,9 +139,26 @@ class CompactedCache(Cache):
         super().__init__(layers=layers)
 
     def rollback(self, num_tokens: int) -> None:
-        """Forgets the newest `num_tokens` tokens in every layer; 0 trims the sliding windows."""
+        """Forgets the newest `num_tokens` tokens in every layer, any number of times in a round.
+
+        The stock `crop` of a sliding layer also trims it to its window, after which a second
+        rollback would lack the tokens before; here trimming waits for `trim_windows`.
+        """
+        if not num_tokens:
+            return
         for layer in self.layers:
-            layer.crop(-num_tokens)
+            if isinstance(layer, CompactedLayer):
+                layer.crop(-num_tokens)
+            else:
+                layer.keys = layer.keys[:, :, :-num_tokens]
+                layer.values = layer.values[:, :, :-num_tokens]
+                layer.cumulative_length -= num_tokens
+
+    def trim_windows(self) -> None:
+        """Lets sliding layers drop what has left their windows; nothing older can come back."""
+        for layer in self.layers:
+            if not isinstance(layer, CompactedLayer):
+                layer.crop(0)
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:

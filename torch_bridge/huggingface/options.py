@@ -10,9 +10,11 @@ from torch_bridge.models.progress import SilentObserver, StageObserver
 
 DType = Literal["float32", "bfloat16"]
 PolicyName = Literal["attention", "recency", "random"]
+LayoutName = Literal["amx", "vec"]
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 
 
 class OptionError(ValueError):
@@ -129,9 +131,13 @@ class RunOptions:
         budget: Candidate blocks each full-attention layer keeps resident.
         block_tokens: Tokens per block, at least 1.
         num_draft_tokens: Tokens drafted against the resident pool per verification, at least 1.
+        num_lookup_tokens: Tokens of one draft forward that repetition in the text may suggest; 0
+            drafts token by token. The drafted tokens are the same either way.
         reselect_every_rounds: Verification rounds between two selections, at least 1.
         policy: Name of the selection policy.
         dtype: Data type of weights and KV cache.
+        layout: Packed layout of the full KV; "amx" needs `block_tokens` and the head size to be
+            multiples of 32, "vec" takes any.
         temperature: Sampling temperature; 0 decodes greedily.
         seed: Seed of every random choice (sampling, the random policy), in [0, 2**63).
         compare_full: Also decode with full attention and compare.
@@ -145,9 +151,11 @@ class RunOptions:
     budget: Budget = Budget(fraction=0.25)
     block_tokens: int = 32
     num_draft_tokens: int = 4
+    num_lookup_tokens: int = 3
     reselect_every_rounds: int = 8
     policy: PolicyName = "attention"
     dtype: DType = "float32"
+    layout: LayoutName = "amx"
     temperature: float = 0.0
     seed: int = 0
     compare_full: bool = True
@@ -167,13 +175,17 @@ class RunOptions:
             value = getattr(self, name)
             if value < 1:
                 raise OptionError(f"`{name}` is {value}, expected 1 or more")
-        if self.policy not in POLICIES:
-            raise OptionError(f"`policy` is {self.policy!r}, expected one of {', '.join(POLICIES)}")
-        if self.dtype not in DTYPES:
-            raise OptionError(f"`dtype` is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        for name, known in (("policy", POLICIES), ("dtype", DTYPES), ("layout", LAYOUTS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptionError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
                 f"`temperature` is {self.temperature}, expected a finite number, 0 or more"
+            )
+        if self.num_lookup_tokens < 0:
+            raise OptionError(
+                f"`num_lookup_tokens` is {self.num_lookup_tokens}, expected 0 or more"
             )
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"`seed` is {self.seed}, expected 0 or more and below 2**63")

@@ -40,6 +40,7 @@ class RunReport:
         num_rounds: draft-and-verify rounds.
         acceptance_rate: share of drafted tokens that were accepted; None if none was drafted.
         tokens_per_round: tokens gained a round; None if there was no round.
+        tokens_per_draft_forward: tokens drafted a forward; above 1 where the lookup guessed right.
         num_selections: selections made, the one after the prefill included.
         seconds: load, prefill, full_decode (None if not run), compacted_decode and its parts
             draft, verify and reselect.
@@ -67,6 +68,7 @@ class RunReport:
     num_rounds: int
     acceptance_rate: float | None
     tokens_per_round: float | None
+    tokens_per_draft_forward: float | None
     num_selections: int
     seconds: dict[str, float | None]
     speedup_vs_full: float | None
@@ -135,6 +137,7 @@ def make_report(
         num_rounds=compacted.num_rounds,
         acceptance_rate=_ratio(compacted.num_accepted, compacted.num_drafted),
         tokens_per_round=_ratio(compacted.num_gained, compacted.num_rounds),
+        tokens_per_draft_forward=_ratio(compacted.num_drafted, compacted.num_draft_forwards),
         num_selections=session.runtime.num_selections,
         seconds={
             "load": loaded.load_seconds,
@@ -184,6 +187,7 @@ def _decoding_table(report: RunReport) -> Table:
     table.add_row("rounds", f"{report.num_rounds:,}")
     table.add_row("acceptance rate", _number(report.acceptance_rate, "{:.1%}"))
     table.add_row("tokens per round", _number(report.tokens_per_round, "{:.2f}"))
+    table.add_row("drafted per forward", _number(report.tokens_per_draft_forward, "{:.2f}"))
     table.add_row("selections", f"{report.num_selections:,}")
     table.add_row("load", _seconds(report.seconds["load"]))
     table.add_row("prefill", _seconds(report.seconds["prefill"]))
@@ -191,7 +195,7 @@ def _decoding_table(report: RunReport) -> Table:
     table.add_row("compacted decoding", _rate(compacted, num_tokens))
     for part in ("draft", "verify", "reselect"):
         table.add_row(f"  {part}", _seconds(report.seconds[part]))
-    table.add_row("speedup over full", _number(report.speedup_vs_full, "{:.2f}×"))
+    table.add_row("speedup over full", _number(report.speedup_vs_full, "{:.2f} times"))
     table.add_row("same tokens as full", _identity(report))
     return table
 

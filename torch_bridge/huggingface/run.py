@@ -60,6 +60,7 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
         limits=SessionLimits(
             max_tokens=max_tokens,
             num_draft_tokens=options.num_draft_tokens,
+            num_lookup_tokens=options.num_lookup_tokens,
             reselect_every_rounds=options.reselect_every_rounds,
             block_tokens=options.block_tokens,
             budget=options.budget,
@@ -118,6 +119,7 @@ def _run_session(
     begin = time.perf_counter()
     compacted = decode_speculative(
         session,
+        context,
         first_token=first_token,
         num_tokens=options.num_new_tokens,
         sampler=sampler,
@@ -129,7 +131,7 @@ def _run_session(
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     full = None
     if prefix is not None:
-        full = _decode_full(options, watcher, model, prefix, first_token, compacted.tokens)
+        full = _decode_full(options, watcher, model, prefix, compacted.tokens)
     return make_report(
         options=options,
         loaded=loaded,
@@ -148,7 +150,6 @@ def _decode_full(
     watcher: RunObserver,
     model: PreTrainedModel,
     prefix: StockPrefix,
-    first_token: int,
     compacted_tokens: list[int],
 ) -> FullDecode:
     watcher.on_stage("decoding with the full KV", options.num_new_tokens)
@@ -156,7 +157,7 @@ def _decode_full(
     return decode_full(
         model,
         prefix.to_stock(model.config),
-        first_token=first_token,
+        first_token=compacted_tokens[0],
         num_tokens=options.num_new_tokens,
         sampler=Sampler(temperature=options.temperature, seed=options.seed),
         eos_token_ids=_eos_token_ids(model),

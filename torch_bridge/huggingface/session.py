@@ -58,7 +58,8 @@ class SessionLimits:
 
     Attributes:
         max_tokens: longest sequence, context and new tokens and drafts.
-        num_draft_tokens: most tokens drafted a round.
+        num_draft_tokens: tokens drafted a round.
+        num_lookup_tokens: most tokens of one draft forward that the text itself may suggest.
         reselect_every_rounds: rounds between two selections.
         block_tokens: tokens a block.
         budget: share or number of whole blocks that stay resident.
@@ -66,6 +67,7 @@ class SessionLimits:
 
     max_tokens: int
     num_draft_tokens: int
+    num_lookup_tokens: int
     reselect_every_rounds: int
     block_tokens: int
     budget: Budget
@@ -138,7 +140,7 @@ class CompactionSession:
         """
         self.cache.phase = Phase.VERIFY
         logits = self._forward(token_ids, is_scored=True, logits_to_keep=1)[0]
-        self.cache.rollback(0)
+        self.cache.trim_windows()
         self.num_tokens = len(token_ids)
         self.runtime.pack_confirmed(self.num_tokens)
         self.reselect()
@@ -156,6 +158,10 @@ class CompactionSession:
         logits = self._forward(token_ids)
         self.seconds.draft += time.perf_counter() - begin
         return logits
+
+    def forget_draft(self, num_tokens: int) -> None:
+        """Forgets the newest `num_tokens` drafted tokens."""
+        self.cache.rollback(num_tokens)
 
     def verify(self, token_ids: list[int], *, is_scored: bool) -> torch.Tensor:
         """Forgets the draft's KV, then runs its tokens over the full KV.
@@ -180,6 +186,7 @@ class CompactionSession:
         first = self.num_tokens
         self.num_tokens += num_tokens
         self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
+        self.cache.trim_windows()
         self.resident.write_confirmed(first, self.full.tensor[:, :, :, first : self.num_tokens])
         self.runtime.pack_confirmed(self.num_tokens)
         self.seconds.verify += time.perf_counter() - begin

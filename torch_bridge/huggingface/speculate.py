@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from blockcompact_jax.speculation import accept_greedy, accept_sampled
+from torch_bridge.huggingface.lookup import NgramLookup
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession
-
 
 _accept_greedy = jax.jit(accept_greedy)
 _accept_sampled = jax.jit(accept_sampled)
@@ -28,6 +28,8 @@ class SpeculativeDecode:
         num_drafted: tokens drafted.
         num_accepted: of these, tokens accepted.
         num_gained: tokens that the rounds gave, before the end of the text cut any.
+        num_draft_forwards: forwards that drafted them; fewer than `num_drafted` where the lookup
+            guessed right.
     """
 
     tokens: list[int]
@@ -35,16 +37,19 @@ class SpeculativeDecode:
     num_drafted: int
     num_accepted: int
     num_gained: int
+    num_draft_forwards: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Draft:
     tokens: list[int]
     probabilities: list[np.ndarray]
+    num_forwards: int = 0
 
 
 def decode_speculative(
     session: CompactionSession,
+    context: list[int],
     *,
     first_token: int,
     num_tokens: int,
@@ -59,6 +64,7 @@ def decode_speculative(
 
     Args:
         session: a prefilled session.
+        context: the tokens it was prefilled with.
         first_token: the first new token, which the prefill's logits gave.
         num_tokens: new tokens to decode, `first_token` included.
         sampler: chooses tokens; all random draws come from it.
@@ -71,17 +77,20 @@ def decode_speculative(
     limits = session.limits
     tokens = [first_token]
     on_tokens(tokens)
-    num_rounds = num_drafted = num_accepted = num_gained = 0
+    lookup = NgramLookup([*context, first_token])
+    num_rounds = num_drafted = num_accepted = num_gained = num_draft_forwards = 0
     while len(tokens) < num_tokens and tokens[-1] not in eos_token_ids:
         num_rounds += 1
         is_scored = num_rounds % limits.reselect_every_rounds == 0
-        draft = _draft(session, tokens[-1], limits.num_draft_tokens, sampler)
+        draft = _draft(session, lookup, tokens[-1], sampler)
         logits = session.verify([tokens[-1], *draft.tokens], is_scored=is_scored)
         num_kept, next_token = _accept(draft, logits, sampler)
         session.confirm(num_kept + 1)
         gained = _until_end([*draft.tokens[:num_kept], next_token], eos_token_ids)
         gained = gained[: num_tokens - len(tokens)]
         tokens += gained
+        lookup.extend(gained)
+        num_draft_forwards += draft.num_forwards
         num_drafted += limits.num_draft_tokens
         num_accepted += num_kept
         num_gained += num_kept + 1
@@ -94,22 +103,40 @@ def decode_speculative(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         num_gained=num_gained,
+        num_draft_forwards=num_draft_forwards,
     )
 
 
 def _draft(
-    session: CompactionSession, last_token: int, num_draft_tokens: int, sampler: Sampler
+    session: CompactionSession, lookup: NgramLookup, last_token: int, sampler: Sampler
 ) -> _Draft:
-    tokens: list[int] = []
-    probabilities: list[np.ndarray] = []
-    for _ in range(num_draft_tokens):
-        logits = session.draft_step(tokens[-1:] or [last_token])[-1]
-        if sampler.is_greedy:
-            tokens.append(sampler.choose(logits))
-        else:
-            probabilities.append(sampler.probabilities(logits))
-            tokens.append(sampler.draw(probabilities[-1]))
-    return _Draft(tokens=tokens, probabilities=probabilities)
+    """Drafts token by token, several a forward where the lookup guesses right.
+
+    A guess stands only if it is the very token that the draft's own logits give, so the drafted
+    tokens and their probabilities are those of drafting one by one.
+    """
+    limits = session.limits
+    draft = _Draft(tokens=[], probabilities=[])
+    while len(draft.tokens) < limits.num_draft_tokens:
+        num_missing = limits.num_draft_tokens - len(draft.tokens)
+        guess = lookup.propose(draft.tokens, min(limits.num_lookup_tokens, num_missing - 1))
+        logits = session.draft_step([*(draft.tokens[-1:] or [last_token]), *guess])
+        draft.num_forwards += 1
+        num_standing = 0
+        for row, guessed in zip(logits, [*guess, None], strict=True):
+            draft.tokens.append(_draw(row, draft, sampler))
+            if draft.tokens[-1] != guessed:
+                break
+            num_standing += 1
+        session.forget_draft(len(guess) - num_standing)
+    return draft
+
+
+def _draw(logits: torch.Tensor, draft: _Draft, sampler: Sampler) -> int:
+    if sampler.is_greedy:
+        return sampler.choose(logits)
+    draft.probabilities.append(sampler.probabilities(logits))
+    return sampler.draw(draft.probabilities[-1])
 
 
 def _accept(draft: _Draft, logits: torch.Tensor, sampler: Sampler) -> tuple[int, int]:
@@ -126,7 +153,7 @@ def _accept(draft: _Draft, logits: torch.Tensor, sampler: Sampler) -> tuple[int,
             sampler.uniforms.random(1, dtype=np.float32)[0],
         )
     num_accepted = int(acceptance.num_accepted)
-    return num_accepted, int(acceptance.tokens[num_accepted])
+    return num_accepted, int(np.asarray(acceptance.tokens)[num_accepted])
 
 
 def _until_end(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:

@@ -1,14 +1,14 @@
 """Load a model and its tokenizer by short name, path or hub name, ready for inference."""
 
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError
 
 from torch_bridge.models.cache import damaged_remedy
 from torch_bridge.models.convert import gguf_source, quiet_transformers, read_gguf_tokenizer
@@ -17,11 +17,7 @@ from torch_bridge.models.fetch import fetch_model
 from torch_bridge.models.progress import SilentObserver, StageObserver
 from torch_bridge.models.registry import MODELS, find_source
 
-# What the readers of JSON, safetensors and GGUF files raise for files that are not as they should be.
-_BROKEN_FILES = (
-    *(OSError, ValueError, KeyError, IndexError, RuntimeError),
-    *(struct.error, safetensors.SafetensorError),
-)
+_HUB_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +83,9 @@ def load_model(
     try:
         with quiet_transformers():
             model, tokenizer = _read(name, path, dtype)
-    except ModelError:
+    except (ModelError, MemoryError):
         raise
-    except _BROKEN_FILES as error:
+    except Exception as error:  # Readers of broken files raise every kind, even a bare Exception.
         reason = " ".join(str(error).split())[:300]
         if path is None:
             raise UnknownModelError(
@@ -157,8 +153,9 @@ def _read(name: str, path: Path | None, dtype: torch.dtype) -> tuple[Any, Any]:
         options |= gguf_source(path)
     else:
         location = name if path is None else str(path)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(location)
-        options["pretrained_model_name_or_path"] = location
+        is_local = path is not None or not _is_hub_reachable(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(location, local_files_only=is_local)
+        options |= {"pretrained_model_name_or_path": location, "local_files_only": is_local}
     factory: Any = transformers.AutoModelForCausalLM
     model, info = factory.from_pretrained(**options)
     # transformers fills absent weights with random numbers and only warns.
@@ -169,3 +166,15 @@ def _read(name: str, path: Path | None, dtype: torch.dtype) -> tuple[Any, Any]:
             f"the first is {absent[0]!r}; check the files or fetch them again"
         )
     return model, tokenizer
+
+
+def _is_hub_reachable(name: str) -> bool:
+    """Whether the hub answers, asked once; transformers would retry for a minute without it."""
+    try:
+        url = huggingface_hub.hf_hub_url(name, "config.json")
+        huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_SECONDS)
+    except HfHubHTTPError:
+        return True  # It answered; what it said comes up again, with its reason, on loading.
+    except Exception:  # Whatever the HTTP client in use raises for a network that fails.
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Ranking by (-score, ID) without sorting everything.
+
+float32 scores map to unsigned keys in the same order. The key of the last chosen ID is found by
+bisection on the key's bits, ties at that key are cut by ID, and only the chosen IDs are sorted.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from typing import cast
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import Bool, Int32, UInt32
+
+from .ids import AnyArray
+from .masks import ids_from_mask
+
+LARGEST_KEY = np.uint32(0xFFFFFFFF)
+"""Ranks before the key of every finite score."""
+
+_SIGN_BIT = np.uint32(0x80000000)
+_KEY_BITS = 32
+_MAX_COMPARED_RANKS = 64
+
+
+def score_keys(scores: AnyArray) -> UInt32[Array, "row id"]:
+    """Maps finite float32 scores to keys in the same order; both zeros give the same key.
+
+    The keys of finite scores lie strictly between 0 and `LARGEST_KEY`.
+    """
+    # The test for negative zero is on bits: a float comparison may flush denormals.
+    bits = lax.bitcast_convert_type(jnp.asarray(scores), jnp.uint32)
+    bits = jnp.where(bits == _SIGN_BIT, jnp.uint32(0), bits)
+    return jnp.where(bits >= _SIGN_BIT, ~bits, bits | _SIGN_BIT)
+
+
+def top_mask(
+    keys: UInt32[Array, "row block"], count: Int32[Array, " row"]
+) -> Bool[Array, "row block"]:
+    """Marks the `count` largest keys of each row, the lowest IDs where keys tie.
+
+    Keys of 0 are never marked as long as at least `count` keys are larger.
+    """
+
+    def is_settled(num_at_least: Array) -> Array:
+        return jnp.all((num_at_least == count) | (count == 0))
+
+    def has_more(state: tuple[Array, Array, Array]) -> Array:
+        bit, _, num_at_least = state
+        return (bit >= 0) & ~is_settled(num_at_least)
+
+    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        bit, threshold, num_at_least = state
+        probe = threshold | (jnp.uint32(1) << bit.astype(jnp.uint32))
+        num_probe = jnp.sum(keys >= probe[:, None], axis=1, dtype=jnp.int32)
+        is_enough = num_probe >= count
+        return (
+            bit - 1,
+            jnp.where(is_enough, probe, threshold),
+            jnp.where(is_enough, num_probe, num_at_least),
+        )
+
+    num_all = jnp.full(count.shape, keys.shape[1], jnp.int32)
+    start = (jnp.int32(_KEY_BITS - 1), jnp.zeros(count.shape, jnp.uint32), num_all)
+    _, threshold, num_at_least = lax.while_loop(has_more, halve, start)
+    at_least = (keys >= threshold[:, None]) & (count > 0)[:, None]
+
+    def cut_ties() -> Array:
+        is_above = keys > threshold[:, None]
+        num_tied = count - jnp.sum(is_above, axis=1, dtype=jnp.int32)
+        is_tied = keys == threshold[:, None]
+        tie_rank = jnp.cumsum(is_tied, axis=1, dtype=jnp.int32)
+        is_chosen = is_above | (is_tied & (tie_rank <= num_tied[:, None]))
+        return is_chosen & (count > 0)[:, None]
+
+    return cast(Array, lax.cond(is_settled(num_at_least), lambda: at_least, cut_ties))
+
+
+def rank_top(
+    keys: UInt32[Array, "row block"], count: Int32[Array, " row"], capacity: int
+) -> Int32[Array, "row capacity"]:
+    """Returns the IDs of the `count` largest keys in (-key, ID) order, HOLE padded."""
+    ids = ids_from_mask(top_mask(keys, count), capacity)
+    if keys.shape[1] == 0 or capacity == 0:
+        return ids
+    found = jnp.take_along_axis(keys, jnp.maximum(ids, 0), axis=1)
+    chosen = jnp.where(ids >= 0, found, jnp.uint32(0))
+    if capacity > _MAX_COMPARED_RANKS:
+        _, ranked = lax.sort((~chosen, ids), dimension=1, num_keys=1, is_stable=True)
+        return ranked
+    # For short lists counting who is better is several times faster than a sort on CPU.
+    places = jnp.arange(capacity, dtype=jnp.int32)
+    mine, other = chosen[:, :, None], chosen[:, None, :]
+    is_better = (other > mine) | ((other == mine) & (places[None, :] < places[:, None]))
+    rank = jnp.sum(is_better, axis=2, dtype=jnp.int32)
+    is_at = rank[:, None, :] == places[None, :, None]
+    return jnp.sum(jnp.where(is_at, ids[:, None, :], 0), axis=2, dtype=jnp.int32)

@@ -1,0 +1,105 @@
+// The arithmetic of attention on tiles of keys, and the implementations of it.
+//
+// A tile holds kTileTokens tokens in the order of layout `amx`, in words of 32 bits (a pair of
+// 16-bit elements or one 32-bit element): K is [words of a token][token], V is, for each 16 dims,
+// [word of tokens][dim]. dims_padded is head_dim rounded up to 16; what is added is zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blockcompact/attend.h"
+#include "blockcompact/head_kernels.h"
+
+namespace blockcompact {
+
+inline constexpr int64_t kTileTokens = 16;
+inline constexpr int64_t kGroupTiles = 4;
+inline constexpr int64_t kGroupTokens = kGroupTiles * kTileTokens;
+inline constexpr int64_t kChunkTokens = 512;  // softmax runs over a chunk; chunks are merged
+inline constexpr int64_t kDimsOfWord = 16;    // dims in one line of a V tile
+
+struct VTile {
+  const std::byte* base = nullptr;
+  int64_t dim_group_stride_bytes = 0;  // distance of 16 dims from the next 16
+};
+
+// Rows of queries, scores and weights of one KV head. Scores and weights are kChunkTokens apart.
+struct ScoreJob {
+  const std::byte* queries;  // [num_rows, dims_padded]
+  int64_t num_rows;
+  int64_t dims_padded;
+  const std::byte* k_tiles[kGroupTiles];
+  const std::byte* next_k_tiles[kGroupTiles];  // to prefetch; any readable address
+  float* scores;                               // of the group's first token
+};
+
+struct ValueJob {
+  const std::byte* weights;  // elements of the type, of the group's first token
+  int64_t num_rows;
+  int64_t dims_padded;
+  VTile v_tiles[kGroupTiles];
+  VTile next_v_tiles[kGroupTiles];  // to prefetch; any readable address
+  int64_t num_tiles;
+  float* sums;  // [num_rows, dims_padded], added to
+};
+
+// Scores of one row over a chunk: [begin, end) is seen, [write_begin, write_end) is written.
+struct SoftmaxJob {
+  float* scores;         // in: dot products; out: exp(scale * score - maximum), 0 where not seen
+  std::byte* weights;    // bf16: the same, rounded; null for float32
+  int64_t begin, end;    // not empty
+  int64_t write_begin, write_end;  // multiples of kGroupTokens around it
+  float scale;
+};
+
+struct SoftmaxResult {
+  float maximum;
+  float sum;
+};
+
+// Results of the chunks of one row.
+struct MergeJob {
+  const float* maximum;  // [num_chunks], -inf where a chunk has no seen key
+  const float* sum;      // [num_chunks]
+  const float* sums;     // [num_chunks], each dims_padded, sums_stride apart
+  int64_t sums_stride;
+  int64_t num_chunks;
+  int64_t dims_padded;
+  float* out;     // [dims_padded]
+  float* shares;  // [num_chunks]: factor of a chunk's weights in the whole softmax
+};
+
+struct AttendKernels {
+  // rows[t] null: zeros. The last `head_dim` elements of a row are contiguous.
+  void (*pack_k)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
+  void (*pack_v)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
+  // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart.
+  void (*pack_k_vec)(const std::byte* column, int64_t num_tokens, int64_t row_stride,
+                     int64_t head_dim, std::byte* tile);
+  void (*score)(const ScoreJob& job);
+  SoftmaxResult (*softmax)(const SoftmaxJob& job);
+  float (*sum)(const float* weights, int64_t num_weights);
+  void (*value)(const ValueJob& job);
+  float (*merge)(const MergeJob& job);  // returns log(sum(exp))
+};
+
+AttendKernels SelectAttendKernels(Impl impl, AttendType type);
+
+inline constexpr int64_t PaddedDims(int64_t head_dim) {
+  return (head_dim + kDimsOfWord - 1) / kDimsOfWord * kDimsOfWord;
+}
+
+namespace scalar {
+AttendKernels AttendKernelsOf(AttendType type);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+AttendKernels AttendKernelsOf(AttendType type);
+}
+namespace avx512 {
+AttendKernels AttendKernelsOf(AttendType type);
+}
+#endif
+
+}  // namespace blockcompact

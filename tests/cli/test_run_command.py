@@ -1,0 +1,51 @@
+"""`blockcompact run` with the default model, as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.models, pytest.mark.slow]
+
+COMMAND = [sys.executable, "-c", "from blockcompact_jax.cli import main; main()", "run"]
+SMALL = ["--context", "200", "--new-tokens", "6", "--budget", "4b"]
+
+
+def test_json_is_all_there_is_on_stdout():
+    done = subprocess.run(
+        [*COMMAND, *SMALL, "--json"], capture_output=True, text=True, check=True, timeout=300
+    )
+    report = json.loads(done.stdout)
+    assert len(report["token_ids"]) == 6
+    assert report["context_tokens"] == 200
+    assert report["budget"] == "4b"
+    assert "loading smollm2-135m" in done.stderr
+
+
+def test_text_streams_to_stdout_and_equals_the_report():
+    options = [*COMMAND, *SMALL, "--no-compare-full"]
+    shown = subprocess.run(options, capture_output=True, text=True, check=True, timeout=300)
+    report = json.loads(
+        subprocess.run([*options, "--json"], capture_output=True, check=True, timeout=300).stdout
+    )
+    assert shown.stdout.startswith(report["text"])
+
+
+def test_interrupt_ends_a_run_cleanly():
+    process = subprocess.Popen(
+        [*COMMAND, "--context", "6000"], stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("loading"):
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(timeout=60) == 130
+    assert "Traceback" not in rest

@@ -1,0 +1,94 @@
+"""UPL-7: an upload plan is checked row by row before the first byte moves."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.upload import SourceKind, UploadPlan, check_upload_plan
+
+from . import builders as b
+
+GEOMETRY = b.geometry(((0, 2), (1,)), windows={1: 8}, block_tokens=4)
+HOLE_ROW = -1
+
+
+def plan(**changes):
+    columns = {
+        "layer": [0, 0, HOLE_ROW, 2],
+        "layer_row": [0, 0, HOLE_ROW, 1],
+        "group": [0, 0, HOLE_ROW, 0],
+        "logical_block": [3, 5, HOLE_ROW, 3],
+        "source_block": [3, 5, HOLE_ROW, 3],
+        "cpu_destination_block": [HOLE_ROW] * 4,
+        "physical_block": [6, 7, HOLE_ROW, 6],
+        "valid_tokens": [4, 4, 0, 1],
+        "num_rows": 3,
+    } | changes
+    arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
+    return UploadPlan(
+        basis=b.revisions(),
+        result=dataclasses.replace(b.selection([[], []]).result),
+        source_kind=SourceKind.SOURCE_ONLY,
+        **arrays,
+    )
+
+
+def check(upload, owned=((6, 7), (6, 7))):
+    is_owned = np.zeros((2, 10), bool)
+    for row, physical in enumerate(owned):
+        is_owned[row, list(physical)] = True
+    check_upload_plan(
+        upload, GEOMETRY, num_source_blocks=8, num_physical_blocks=10, is_owned=is_owned
+    )
+
+
+def test_UPL_7_a_sound_plan_passes():
+    """UPL-7: the same destination in two layers is two cells; a partial block is allowed."""
+    check(plan())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"physical_block": [6, 6, -1, 6]},
+            r"Row 1 .*layer 0\) names physical block 6, which row 0",
+        ),
+        ({"physical_block": [6, 10, -1, 6]}, r"writes physical block 10, outside \[0, 10\)"),
+        ({"physical_block": [6, -1, -1, 6]}, r"writes physical block -1, outside"),
+        ({"physical_block": [6, 5, -1, 6]}, "physical block 5, which this operation has not"),
+        ({"source_block": [3, 8, -1, 3]}, r"reads source block 8, outside \[0, 8\)"),
+        ({"source_block": [3, -2, -1, 3]}, "reads source block -2"),
+        ({"layer": [0, 0, -1, 1]}, r"Row 2 .*layer 1\) has layer row 1"),
+        ({"layer": [0, 0, -1, 9]}, "layer 9"),
+        ({"layer_row": [0, 1, -1, 1]}, "has layer row 1"),
+        ({"group": [0, 1, -1, 0]}, "names group 1, but its layer belongs to group 0"),
+        ({"valid_tokens": [4, 5, 0, 4]}, "has 5 valid tokens; give 1 … 4"),
+        ({"valid_tokens": [4, 0, 0, 4]}, "has 0 valid tokens"),
+        ({"num_rows": 4}, "`num_rows` is 4 but 3 rows are in use"),
+    ],
+)
+def test_UPL_7_each_fault_names_its_row(changes, message):
+    """UPL-7: out of range, duplicate destination, wrong owner, wrong layer or group."""
+    with pytest.raises(CompactionError, match=message):
+        check(plan(**changes))
+
+
+def test_UPL_7_the_owner_is_the_layers_own():
+    """UPL-7: a block that another layer reserved is not this layer's."""
+    with pytest.raises(CompactionError, match=r"Row 2 .*has not reserved"):
+        check(plan(), owned=((6, 7), (7,)))
+
+
+def test_UPL_7_a_wrong_ownership_array_is_refused():
+    """UPL-7: the check itself is not skipped by a wrong shape."""
+    with pytest.raises(CompactionError, match="`is_owned` has shape"):
+        check_upload_plan(
+            plan(),
+            GEOMETRY,
+            num_source_blocks=8,
+            num_physical_blocks=10,
+            is_owned=np.ones((2, 9), bool),
+        )
