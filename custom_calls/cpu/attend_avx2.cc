@@ -1,0 +1,22 @@
+#include <cmath>
+#include <cstring>
+
+#include "blockcompact/attend_kernels.h"
+#include "blockcompact/layout.h"
+
+#if defined(__x86_64__)
+#define ATTEND_TARGET __attribute__((target("avx2,fma")))
+
+namespace blockcompact::avx2 {
+namespace {
+#include "attend_generic.inc"
+}  // namespace
+
+AttendKernels AttendKernelsOf(AttendType type) {
+  if (!__builtin_cpu_supports("fma")) return scalar::AttendKernelsOf(type);
+  return type == AttendType::kF32 ? GenericKernels<AttendType::kF32, uint32_t>()
+                                  : GenericKernels<AttendType::kBf16, uint16_t>();
+}
+
+}  // namespace blockcompact::avx2
+#endif

@@ -1,0 +1,214 @@
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "blockcompact/attend_kernels.h"
+#include "blockcompact/layout.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "avx512_transpose.h"
+
+namespace blockcompact::avx512 {
+namespace {
+
+#define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma")))
+
+// What has no kernel of its own below.
+namespace generic {
+#include "attend_generic.inc"
+}  // namespace generic
+
+// Pairs widened to float32, the second before the first.
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 DotWidened(__m512 sum, __m512i a,
+                                                                      __m512i b) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xFFFF0000U));
+  sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)),
+                        _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+                         _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
+}
+
+namespace widened {
+#define ATTEND_DOT_BF16 DotWidened
+#include "attend_avx512.inc"
+#undef ATTEND_DOT_BF16
+}  // namespace widened
+
+// Words of one row from byte `begin` on, at most 64 bytes, zeros past `end`.
+ATTEND_TARGET inline __m512i LoadRow(const std::byte* row, int64_t begin, int64_t end) {
+  if (row == nullptr || begin >= end) return _mm512_setzero_si512();
+  const int64_t count = end - begin;
+  const __mmask64 mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+  return _mm512_maskz_loadu_epi8(mask, row + begin);
+}
+
+template <int kBytes>
+ATTEND_TARGET void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+  const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
+  for (int64_t word = 0; word < num_words; word += 16) {
+    __m512i lines[16];
+    for (int t = 0; t < 16; ++t) lines[t] = LoadRow(rows[t], 4 * word, head_dim * kBytes);
+    Transpose(lines);
+    const int64_t count = num_words - word < 16 ? num_words - word : 16;
+    for (int i = 0; i < 16; ++i) {
+      if (i < count) _mm512_storeu_si512(tile + 64 * (word + i), lines[i]);
+    }
+  }
+}
+
+ATTEND_TARGET void PackV32(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+  for (int64_t group = 0; group < PaddedDims(head_dim) / kDimsOfWord; ++group) {
+    for (int64_t t = 0; t < kTileTokens; ++t) {
+      _mm512_storeu_si512(tile + (group * kTileTokens + t) * 64,
+                          LoadRow(rows[t], 64 * group, 4 * head_dim));
+    }
+  }
+}
+
+// Element i of `a` beside element i of `b`, for 16 elements from `first` on.
+ATTEND_TARGET inline __m512i InterleaveIndex(int first) {
+  alignas(64) uint16_t index[32];
+  for (int i = 0; i < 16; ++i) {
+    index[2 * i] = static_cast<uint16_t>(first + i);
+    index[2 * i + 1] = static_cast<uint16_t>(32 + first + i);
+  }
+  return _mm512_load_si512(index);
+}
+
+ATTEND_TARGET void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+  const __m512i low = InterleaveIndex(0);
+  const __m512i high = InterleaveIndex(16);
+  const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
+  constexpr int64_t kGroupBytes = kTileTokens * kDimsOfWord * 2;
+  for (int64_t group = 0; group < num_groups; group += 2) {
+    for (int64_t pair = 0; pair < kTileTokens / 2; ++pair) {
+      const __m512i a = LoadRow(rows[2 * pair], 32 * group, 2 * head_dim);
+      const __m512i b = LoadRow(rows[2 * pair + 1], 32 * group, 2 * head_dim);
+      std::byte* line = tile + group * kGroupBytes + 64 * pair;
+      _mm512_storeu_si512(line, _mm512_permutex2var_epi16(a, low, b));
+      if (group + 1 < num_groups) {
+        _mm512_storeu_si512(line + kGroupBytes, _mm512_permutex2var_epi16(a, high, b));
+      }
+    }
+  }
+}
+
+template <int kBytes>
+ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t row_stride,
+                            int64_t head_dim, std::byte* tile) {
+  constexpr int64_t kPair = PairElements(kBytes);
+  const __m512i low = InterleaveIndex(0);
+  for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
+    const auto load = [&](int64_t d) __attribute__((target("avx512f,avx512bw,avx512vl"))) {
+      const std::byte* row = column + d * row_stride * kBytes;
+      return LoadRow(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
+    };
+    __m512i line = load(word * kPair);
+    if constexpr (kPair == 2) {
+      line = _mm512_permutex2var_epi16(line, low, load(word * kPair + 1));
+    }
+    _mm512_storeu_si512(tile + 64 * word, line);
+  }
+}
+
+ATTEND_TARGET inline __mmask16 LanesIn(int64_t first, int64_t begin, int64_t end) {
+  const int64_t low = begin > first ? begin - first : 0;
+  const int64_t high = end - first < 16 ? end - first : 16;
+  if (low >= high) return 0;
+  return static_cast<__mmask16>(((1U << high) - 1U) & ~((1U << low) - 1U));
+}
+
+// As generic::Exp.
+ATTEND_TARGET inline __m512 Exp(__m512 x) {
+  const __m512 magic = _mm512_set1_ps(12582912.0F);
+  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic);
+  const __m512 power = _mm512_sub_ps(shifted, magic);
+  __m512 r = _mm512_fmadd_ps(power, _mm512_set1_ps(-0.693359375F), x);
+  r = _mm512_fmadd_ps(power, _mm512_set1_ps(2.12194440e-4F), r);
+  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4F), r, _mm512_set1_ps(1.3981999507e-3F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1F));
+  y = _mm512_add_ps(_mm512_fmadd_ps(y, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0F));
+  const __m512i exponent =
+      _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_castps_si512(magic)),
+                       _mm512_set1_epi32(127));
+  y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0F), _CMP_NLT_UQ), y);
+}
+
+ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
+  const __m512i bits = _mm512_castps_si512(values);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+ATTEND_TARGET SoftmaxResult Softmax(const SoftmaxJob& job) {
+  const __m512 scale = _mm512_set1_ps(job.scale);
+  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
+  __m512 maxima = lowest;
+  for (int64_t t = job.begin / 16 * 16; t < job.end; t += 16) {
+    const __mmask16 seen = LanesIn(t, job.begin, job.end);
+    const __m512 scores = _mm512_mul_ps(_mm512_loadu_ps(job.scores + t), scale);
+    _mm512_storeu_ps(job.scores + t, scores);
+    maxima = _mm512_mask_max_ps(maxima, seen, maxima, scores);
+  }
+  const float maximum = _mm512_reduce_max_ps(maxima);
+  __m512 sums = _mm512_setzero_ps();
+  for (int64_t t = job.write_begin; t < job.write_end; t += 16) {
+    const __mmask16 seen = LanesIn(t, job.begin, job.end);
+    const __m512 scores = _mm512_loadu_ps(job.scores + t);
+    const __m512 weights =
+        _mm512_maskz_mov_ps(seen, Exp(_mm512_sub_ps(scores, _mm512_set1_ps(maximum))));
+    sums = _mm512_add_ps(sums, weights);
+    _mm512_storeu_ps(job.scores + t, weights);
+    if (job.weights != nullptr) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.weights + 2 * t), RoundBf16(weights));
+    }
+  }
+  return {maximum, _mm512_reduce_add_ps(sums)};
+}
+
+ATTEND_TARGET float Sum(const float* weights, int64_t num_weights) {
+  __m512 sums = _mm512_setzero_ps();
+  for (int64_t t = 0; t < num_weights; t += 16) {
+    sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(LanesIn(t, 0, num_weights), weights + t));
+  }
+  return _mm512_reduce_add_ps(sums);
+}
+
+#undef ATTEND_TARGET
+#define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma,avx512bf16")))
+
+namespace paired {
+#define ATTEND_DOT_BF16(sum, a, b) \
+  _mm512_dpbf16_ps((sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))
+#include "attend_avx512.inc"
+#undef ATTEND_DOT_BF16
+}  // namespace paired
+
+#undef ATTEND_TARGET
+
+}  // namespace
+
+AttendKernels AttendKernelsOf(AttendType type) {
+  if (type == AttendType::kF32) {
+    return {PackK<4>, PackV32, PackKVec<4>, widened::Score<AttendType::kF32>,
+            Softmax,  Sum,     widened::Value<AttendType::kF32>, generic::Merge};
+  }
+  if (__builtin_cpu_supports("avx512bf16")) {
+    return {PackK<2>, PackV16, PackKVec<2>, paired::Score<AttendType::kBf16>,
+            Softmax,  Sum,     paired::Value<AttendType::kBf16>, generic::Merge};
+  }
+  return {PackK<2>, PackV16, PackKVec<2>, widened::Score<AttendType::kBf16>,
+          Softmax,  Sum,     widened::Value<AttendType::kBf16>, generic::Merge};
+}
+
+}  // namespace blockcompact::avx512
+#endif

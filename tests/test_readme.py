@@ -1,0 +1,13 @@
+"""The README's example is run as it stands."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(compile(example, str(README), "exec"), {})
+    blocks = capsys.readouterr().out
+    assert blocks.startswith("[ 0 ")
