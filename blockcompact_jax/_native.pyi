@@ -68,3 +68,16 @@ def pool_gather(
     out: NDArray[np.generic],
     is_token_contiguous: bool,
 ) -> NDArray[np.int32]: ...
+def pool_attend(
+    segments: tuple[tuple[int, int, int, NDArray[np.int32], int], ...],
+    shape: tuple[int, int, int, int],
+    scale: float,
+    window_tokens: int,
+    queries: tuple[int, int, int],
+    out: tuple[int, int, int],
+    block_mass: tuple[int, int, int] | None,
+    max_blocks: int,
+    log_sum_exp: int,
+) -> tuple[int, int]: ...
+def num_threads() -> int: ...
+def set_num_threads(num_threads: int) -> None: ...

@@ -198,6 +198,18 @@ class CompactionRuntime:
             )
         self._pools = pools
 
+    def warm_up(self, scores: Float32[Array, "row *heads max_blocks"]) -> None:
+        """Compiles the planning calls, so that no selection pays for it. Changes nothing.
+
+        Args:
+            scores: finite scores of the shape and dtype that `reselect` will get.
+        """
+        state = self._state
+        residency = self._graduate(state, 0)
+        static: Any = {"geometry": self._geometry, "policy": self._policy}
+        plan, reserved = plan_step(scores, 0, residency, state.ownership, budget_blocks=0, **static)
+        jax.block_until_ready(commit_step(plan, residency, reserved, **static))
+
     def pack_confirmed(self, num_tokens: int) -> None:
         """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
 

@@ -1,10 +1,9 @@
 #include "buffers.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
+
+#include "shared_tasks.h"
 
 namespace blockcompact_ffi {
 
@@ -26,28 +25,6 @@ std::vector<std::byte*> LayerBases(const ffi::AnyBuffer& buffer, int64_t num_lay
   for (int64_t layer = 0; layer < num_layers; ++layer) bases.push_back(base + layer * layer_bytes);
   return bases;
 }
-
-// State that outlives the call: a helper may be scheduled after all tasks are done.
-struct SharedTasks {
-  const blockcompact::Task* task;
-  int64_t num_tasks;
-  std::atomic<int64_t> next{0};
-  std::mutex mutex;
-  std::condition_variable all_done;
-  int64_t num_done = 0;
-
-  void Work() {
-    int64_t num_run = 0;
-    for (int64_t i = next.fetch_add(1); i < num_tasks; i = next.fetch_add(1)) {
-      (*task)(i);
-      ++num_run;
-    }
-    if (num_run == 0) return;
-    const std::lock_guard<std::mutex> lock(mutex);
-    num_done += num_run;
-    if (num_done == num_tasks) all_done.notify_all();
-  }
-};
 
 }  // namespace
 
@@ -168,13 +145,10 @@ blockcompact::ParallelFor OnThreadPool(ffi::ThreadPool& pool) {
   return [&pool](int64_t num_tasks, const blockcompact::Task& task) {
     const int64_t num_helpers = std::min(pool.num_threads(), num_tasks) - 1;
     if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
-    auto tasks = std::make_shared<SharedTasks>();
-    tasks->task = &task;
-    tasks->num_tasks = num_tasks;
+    const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);
     for (int64_t i = 0; i < num_helpers; ++i) pool.Schedule([tasks] { tasks->Work(); });
     tasks->Work();
-    std::unique_lock<std::mutex> lock(tasks->mutex);
-    tasks->all_done.wait(lock, [&] { return tasks->num_done == num_tasks; });
+    tasks->Wait();
   };
 }
 

@@ -17,4 +17,7 @@ HandlerList ArrayHandlers();
 // Calls on registered pools.
 HandlerList PoolHandlers();
 
+// Attention over registered pools.
+HandlerList AttendHandlers();
+
 }  // namespace blockcompact_ffi

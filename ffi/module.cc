@@ -5,11 +5,13 @@
 
 #include <stdexcept>
 
+#include "attend_host.h"
 #include "blockcompact/head_kernels.h"
 #include "blockcompact/pool.h"
 #include "blockcompact/pool_calls.h"
 #include "buffers.h"
 #include "handlers.h"
+#include "host_threads.h"
 
 #ifndef BLOCKCOMPACT_VERSION
 #error "BLOCKCOMPACT_VERSION is set by CMakeLists.txt"
@@ -192,7 +194,7 @@ py::dict BuildInfo() {
 
 py::dict FfiTargets() {
   py::dict targets;
-  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers()}) {
+  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers(), AttendHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }
@@ -204,6 +206,7 @@ py::dict FfiTargets() {
 
 PYBIND11_MODULE(_native, module) {
   blockcompact::ChosenImpl();  // a wrong BLOCKCOMPACT_FORCE_IMPL fails the import with its sentence
+  NumHostThreads();            // likewise BLOCKCOMPACT_NUM_THREADS
   module.def("build_info", &BuildInfo);
   module.def("ffi_targets", &FfiTargets);
   module.def("force_impl", &blockcompact::ForceImpl, py::arg("name"));
@@ -230,6 +233,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("pool_gather", &HostPoolGather, py::arg("pool"), py::arg("ord"),
              py::arg("layer").noconvert(), py::arg("physical_block").noconvert(),
              py::arg("out").noconvert(), py::arg("is_token_contiguous"));
+  DefineAttend(module);
 }
 
 }  // namespace blockcompact_ffi

@@ -39,14 +39,14 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         ),
     ] = "25%",
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 32,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per verification.")] = 4,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per verification.")] = 8,
     lookup_tokens: Annotated[
         int,
         typer.Option(
             min=0, help="Tokens of a draft step that repetition in the text may suggest; 0 is off."
         ),
-    ] = 3,
-    reselect_every: Annotated[int, typer.Option(min=1, help="Rounds between two selections.")] = 8,
+    ] = 7,
+    reselect_every: Annotated[int, typer.Option(min=1, help="Rounds between two selections.")] = 4,
     policy: Annotated[
         str, typer.Option(help="Selection policy: attention, recency or random.")
     ] = "attention",

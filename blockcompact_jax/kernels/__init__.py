@@ -1,10 +1,18 @@
-"""Kernel calls that move KV blocks: packed layouts, registered pools and JAX-owned pools."""
+"""Kernel calls on KV blocks: packed layouts, registered pools, JAX-owned pools, attention."""
 
 from blockcompact_jax.kernels.arrays import block_move as block_move
 from blockcompact_jax.kernels.arrays import gather as gather
 from blockcompact_jax.kernels.arrays import pack as pack
 from blockcompact_jax.kernels.arrays import unpack as unpack
 from blockcompact_jax.kernels.arrays import unpack_scatter as unpack_scatter
+from blockcompact_jax.kernels.attend_types import AttendSegment as AttendSegment
+from blockcompact_jax.kernels.attend_types import HostAttendOutputs as HostAttendOutputs
+from blockcompact_jax.kernels.attend_types import PoolAttendResult as PoolAttendResult
+from blockcompact_jax.kernels.attend_types import RowsAt as RowsAt
+from blockcompact_jax.kernels.host_attend import host_pool_attend as host_pool_attend
+from blockcompact_jax.kernels.host_attend import host_pool_attend_at as host_pool_attend_at
+from blockcompact_jax.kernels.host_attend import num_threads as num_threads
+from blockcompact_jax.kernels.host_attend import set_num_threads as set_num_threads
 from blockcompact_jax.kernels.host_calls import host_pool_block_move as host_pool_block_move
 from blockcompact_jax.kernels.host_calls import host_pool_gather as host_pool_gather
 from blockcompact_jax.kernels.host_calls import host_pool_pack as host_pool_pack
@@ -16,6 +24,7 @@ from blockcompact_jax.kernels.layouts import packed_k_offsets as packed_k_offset
 from blockcompact_jax.kernels.layouts import packed_v_offsets as packed_v_offsets
 from blockcompact_jax.kernels.native import NativeModuleError as NativeModuleError
 from blockcompact_jax.kernels.native import build_info as build_info
+from blockcompact_jax.kernels.pool_attend import pool_attend as pool_attend
 from blockcompact_jax.kernels.pool_calls import pool_block_move as pool_block_move
 from blockcompact_jax.kernels.pool_calls import pool_gather as pool_gather
 from blockcompact_jax.kernels.pool_calls import pool_pack as pool_pack

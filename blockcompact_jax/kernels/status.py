@@ -24,6 +24,7 @@ class KernelCode(enum.IntEnum):
     TO_BLOCK_OUT_OF_RANGE = 10
     DUPLICATE_DESTINATION = 11
     VALID_TOKENS_OUT_OF_RANGE = 12
+    NUM_KEYS_OUT_OF_RANGE = 13
 
     @property
     def sentence(self) -> str:
@@ -67,6 +68,10 @@ _SENTENCES = {
         "A row writes the (layer, block) that an earlier row writes; give each destination once."
     ),
     KernelCode.VALID_TOKENS_OUT_OF_RANGE: ("A row's `valid_tokens` is outside [0, block_tokens]."),
+    KernelCode.NUM_KEYS_OUT_OF_RANGE: (
+        "A segment's `num_keys` is outside [0, num_entries * block_tokens], or all segments "
+        "together hold fewer keys than there are queries; give a longer table or fewer queries."
+    ),
 }
 
 

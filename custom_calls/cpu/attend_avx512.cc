@@ -101,13 +101,12 @@ ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t
   constexpr int64_t kPair = PairElements(kBytes);
   const __m512i low = InterleaveIndex(0);
   for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
-    const auto load = [&](int64_t d) __attribute__((target("avx512f,avx512bw,avx512vl"))) {
-      const std::byte* row = column + d * row_stride * kBytes;
-      return LoadRow(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
-    };
-    __m512i line = load(word * kPair);
+    const int64_t d = word * kPair;
+    const std::byte* row = column + d * row_stride * kBytes;
+    __m512i line = LoadRow(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
     if constexpr (kPair == 2) {
-      line = _mm512_permutex2var_epi16(line, low, load(word * kPair + 1));
+      const std::byte* next = d + 1 < head_dim ? row + row_stride * kBytes : nullptr;
+      line = _mm512_permutex2var_epi16(line, low, LoadRow(next, 0, num_tokens * kBytes));
     }
     _mm512_storeu_si512(tile + 64 * word, line);
   }
@@ -199,15 +198,33 @@ namespace paired {
 
 AttendKernels AttendKernelsOf(AttendType type) {
   if (type == AttendType::kF32) {
-    return {PackK<4>, PackV32, PackKVec<4>, widened::Score<AttendType::kF32>,
-            Softmax,  Sum,     widened::Value<AttendType::kF32>, generic::Merge};
+    return {PackK<4>,
+            PackV32,
+            PackKVec<4>,
+            widened::Score<AttendType::kF32>,
+            Softmax,
+            Sum,
+            widened::Value<AttendType::kF32>,
+            generic::Merge};
   }
   if (__builtin_cpu_supports("avx512bf16")) {
-    return {PackK<2>, PackV16, PackKVec<2>, paired::Score<AttendType::kBf16>,
-            Softmax,  Sum,     paired::Value<AttendType::kBf16>, generic::Merge};
+    return {PackK<2>,
+            PackV16,
+            PackKVec<2>,
+            paired::Score<AttendType::kBf16>,
+            Softmax,
+            Sum,
+            paired::Value<AttendType::kBf16>,
+            generic::Merge};
   }
-  return {PackK<2>, PackV16, PackKVec<2>, widened::Score<AttendType::kBf16>,
-          Softmax,  Sum,     widened::Value<AttendType::kBf16>, generic::Merge};
+  return {PackK<2>,
+          PackV16,
+          PackKVec<2>,
+          widened::Score<AttendType::kBf16>,
+          Softmax,
+          Sum,
+          widened::Value<AttendType::kBf16>,
+          generic::Merge};
 }
 
 }  // namespace blockcompact::avx512

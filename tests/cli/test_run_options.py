@@ -43,15 +43,15 @@ def test_budget_that_cannot_be_used_is_refused_by_name(text: str):
 
 
 @given(st.integers(1, 100), st.integers(0, 5000))
-def test_fraction_is_rounded_up_exactly(percent: int, num_candidate_blocks: int):
-    exact = math.ceil(Fraction(percent, 100) * num_candidate_blocks)
-    assert parse_budget(f"{percent}%").num_blocks(num_candidate_blocks) == exact
+def test_fraction_is_rounded_up_exactly(percent: int, num_whole_blocks: int):
+    exact = math.ceil(Fraction(percent, 100) * num_whole_blocks)
+    assert parse_budget(f"{percent}%").num_blocks(num_whole_blocks) == exact
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000))
-def test_count_keeps_at_most_the_candidates(blocks: int, num_candidate_blocks: int):
-    kept = Budget(blocks=blocks).num_blocks(num_candidate_blocks)
-    assert kept == min(blocks, num_candidate_blocks)
+def test_count_keeps_at_most_the_candidates(blocks: int, num_whole_blocks: int):
+    kept = Budget(blocks=blocks).num_blocks(num_whole_blocks)
+    assert kept == min(blocks, num_whole_blocks)
 
 
 @given(

@@ -23,12 +23,15 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Budget:
-    """How many candidate blocks of a layer stay resident, as a count or as a fraction.
+    """How many whole blocks of a layer stay resident, as a count or as a fraction.
+
+    The first block and the newest whole block are among them; the partial block and draft tokens
+    come on top.
 
     Exactly one of the two fields is set.
 
     Attributes:
-        fraction: Share of the candidate blocks, in (0, 1].
+        fraction: Share of the sequence's whole blocks, in (0, 1].
         blocks: Number of blocks, at least 1.
     """
 
@@ -49,27 +52,25 @@ class Budget:
         if self.blocks is not None and self.blocks < 1:
             raise OptionError(f"`budget` got {self.blocks} blocks, expected at least 1")
 
-    def num_blocks(self, num_candidate_blocks: int) -> int:
-        """Blocks to keep of a layer that has `num_candidate_blocks` whole, confirmed blocks.
+    def num_blocks(self, num_whole_blocks: int) -> int:
+        """Blocks to keep of a layer that has `num_whole_blocks` whole, confirmed blocks.
 
         A fraction is rounded up, so that a positive budget never selects nothing while there is a
         candidate. A count larger than the number of candidates keeps them all.
 
         Args:
-            num_candidate_blocks: Logical blocks the selection may choose from, at least 0.
+            num_whole_blocks: Logical blocks the selection may choose from, at least 0.
 
         Returns:
-            A count in [0, num_candidate_blocks].
+            A count in [0, num_whole_blocks].
         """
-        if num_candidate_blocks < 0:
-            raise OptionError(
-                f"`num_candidate_blocks` is {num_candidate_blocks}, expected 0 or more"
-            )
+        if num_whole_blocks < 0:
+            raise OptionError(f"`num_whole_blocks` is {num_whole_blocks}, expected 0 or more")
         if self.blocks is not None:
-            return min(self.blocks, num_candidate_blocks)
+            return min(self.blocks, num_whole_blocks)
         fraction = cast(float, self.fraction)
         # 0.1 * 30 is 3.0000000000000004: rounding error must not add a block.
-        return min(math.ceil(round(fraction * num_candidate_blocks, 9)), num_candidate_blocks)
+        return min(math.ceil(round(fraction * num_whole_blocks, 9)), num_whole_blocks)
 
     def __str__(self) -> str:
         """The shortest text that `parse_budget` reads as this budget."""
@@ -84,7 +85,7 @@ _BUDGET = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|b)?", re.ASCII)
 def parse_budget(text: str) -> Budget:
     """Read a budget as a person writes it.
 
-    A value with `%`, or of at most 1, is a fraction of the candidate blocks: `25%`, `0.25`, `1`
+    A value with `%`, or of at most 1, is a fraction of the whole blocks: `25%`, `0.25`, `1`
     (all of them). A value with `b`, or an integer of at least 2, is a number of blocks: `16b`,
     `16`, `1b` (one block).
 
@@ -128,7 +129,7 @@ class RunOptions:
         context_tokens: Prompt tokens to prefill. A longer prompt is cut to its first
             `context_tokens` tokens; a shorter one is used whole.
         num_new_tokens: Tokens to generate, at least 1.
-        budget: Candidate blocks each full-attention layer keeps resident.
+        budget: Whole blocks each full-attention layer keeps resident.
         block_tokens: Tokens per block, at least 1.
         num_draft_tokens: Tokens drafted against the resident pool per verification, at least 1.
         num_lookup_tokens: Tokens of one draft forward that repetition in the text may suggest; 0
@@ -150,9 +151,9 @@ class RunOptions:
     num_new_tokens: int = 128
     budget: Budget = Budget(fraction=0.25)
     block_tokens: int = 32
-    num_draft_tokens: int = 4
-    num_lookup_tokens: int = 3
-    reselect_every_rounds: int = 8
+    num_draft_tokens: int = 8
+    num_lookup_tokens: int = 7
+    reselect_every_rounds: int = 4
     policy: PolicyName = "attention"
     dtype: DType = "float32"
     layout: LayoutName = "amx"

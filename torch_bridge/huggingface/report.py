@@ -42,8 +42,8 @@ class RunReport:
         tokens_per_round: tokens gained a round; None if there was no round.
         tokens_per_draft_forward: tokens drafted a forward; above 1 where the lookup guessed right.
         num_selections: selections made, the one after the prefill included.
-        seconds: load, prefill, full_decode (None if not run), compacted_decode and its parts
-            draft, verify and reselect.
+        seconds: load, compile, prefill, full_decode (None if not run), compacted_decode, and its
+            parts draft, verify and reselect.
         speedup_vs_full: full_decode / compacted_decode, both per token; None if not compared.
         metrics: every metric of the MET contracts under its own name.
         memory_bytes: weights, full_kv_plain, full_kv_packed, resident_pool, scratch, and
@@ -92,6 +92,7 @@ def make_report(
     loaded: LoadedModel,
     session: CompactionSession,
     num_context_tokens: int,
+    compile_seconds: float,
     prefill_seconds: float,
     compacted: SpeculativeDecode,
     compacted_seconds: float,
@@ -105,6 +106,7 @@ def make_report(
         loaded: the model.
         session: the session after decoding.
         num_context_tokens: prefilled tokens.
+        compile_seconds: time of compiling the planning step.
         prefill_seconds: time of prefill, packing and the first selection.
         compacted: the self-speculative decoding.
         compacted_seconds: its time.
@@ -141,6 +143,7 @@ def make_report(
         num_selections=session.runtime.num_selections,
         seconds={
             "load": loaded.load_seconds,
+            "compile": compile_seconds,
             "prefill": prefill_seconds,
             "full_decode": full.seconds if full is not None else None,
             "compacted_decode": compacted_seconds,
@@ -190,6 +193,7 @@ def _decoding_table(report: RunReport) -> Table:
     table.add_row("drafted per forward", _number(report.tokens_per_draft_forward, "{:.2f}"))
     table.add_row("selections", f"{report.num_selections:,}")
     table.add_row("load", _seconds(report.seconds["load"]))
+    table.add_row("compile", _seconds(report.seconds["compile"]))
     table.add_row("prefill", _seconds(report.seconds["prefill"]))
     table.add_row("full decoding", _rate(full, num_tokens))
     table.add_row("compacted decoding", _rate(compacted, num_tokens))

@@ -105,6 +105,11 @@ def _run_session(
 ) -> RunReport:
     model: PreTrainedModel = loaded.model
     eos_token_ids = _eos_token_ids(model)
+    watcher.on_stage("compiling the planning step", None)
+    begin = time.perf_counter()
+    session.warm_up()
+    warm_up(options.num_draft_tokens)
+    compile_seconds = time.perf_counter() - begin
     watcher.on_stage(f"prefilling {len(context):,} tokens", None)
     begin = time.perf_counter()
     logits = session.prefill(context)
@@ -112,8 +117,6 @@ def _run_session(
     prefix = StockPrefix(session.cache) if options.compare_full else None
     sampler = Sampler(temperature=options.temperature, seed=options.seed)
     first_token = sampler.choose(logits)
-    if sampler.is_greedy:
-        warm_up(options.num_draft_tokens)
     watcher.on_stage("decoding with compacted KV", options.num_new_tokens)
     text = TextStream(loaded.tokenizer, watcher)
     begin = time.perf_counter()
@@ -137,6 +140,7 @@ def _run_session(
         loaded=loaded,
         session=session,
         num_context_tokens=len(context),
+        compile_seconds=compile_seconds,
         prefill_seconds=prefill_seconds,
         compacted=compacted,
         compacted_seconds=compacted_seconds,

@@ -129,6 +129,10 @@ class CompactionSession:
         )
         self.model.set_attn_implementation(register())
 
+    def warm_up(self) -> None:
+        """Compiles the planning calls before the first selection needs them."""
+        self.runtime.warm_up(self.score_source(to_jax(self.recorder.mass)))
+
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
         """Runs the whole context, packs its blocks and makes the first selection.
 

@@ -46,9 +46,9 @@ struct ValueJob {
 
 // Scores of one row over a chunk: [begin, end) is seen, [write_begin, write_end) is written.
 struct SoftmaxJob {
-  float* scores;         // in: dot products; out: exp(scale * score - maximum), 0 where not seen
-  std::byte* weights;    // bf16: the same, rounded; null for float32
-  int64_t begin, end;    // not empty
+  float* scores;       // in: dot products; out: exp(scale * score - maximum), 0 where not seen
+  std::byte* weights;  // bf16: the same, rounded; null for float32
+  int64_t begin, end;  // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
   float scale;
 };

@@ -20,6 +20,7 @@ enum class StatusCode : int32_t {
   kToBlockOutOfRange = 10,
   kDuplicateDestination = 11,
   kValidTokensOutOfRange = 12,
+  kNumKeysOutOfRange = 13,
 };
 
 struct Status {

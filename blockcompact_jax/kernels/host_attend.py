@@ -1,0 +1,195 @@
+"""Attention over registered pools on the host: numpy arrays or addresses, done on return.
+
+The calls release the GIL and share the work between `num_threads()` threads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blockcompact_jax.kernels._checks import describe
+from blockcompact_jax.kernels.attend_types import (
+    AttendSegment,
+    HostAttendOutputs,
+    PoolAttendResult,
+    RowsAt,
+)
+from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.kernels.pool_attend import check_attend
+from blockcompact_jax.kernels.results import AnyArray
+
+
+def host_pool_attend(
+    queries: np.ndarray[Any, Any],
+    segments: Sequence[AttendSegment],
+    *,
+    scale: float,
+    window_tokens: int = 0,
+    max_blocks: int = 0,
+    outputs: HostAttendOutputs | None = None,
+) -> PoolAttendResult:
+    """`pool_attend` on the host.
+
+    Args:
+        queries: As `pool_attend`; numpy, any strides with a contiguous last axis. uint16 is taken
+            as the bits of bfloat16.
+        segments: As `pool_attend`.
+        scale: As `pool_attend`.
+        window_tokens: As `pool_attend`.
+        max_blocks: Columns of `block_mass`; where `outputs` has a `block_mass`, those of it.
+        outputs: Arrays to write into; None: new ones. A refused call leaves them as they are.
+
+    Raises:
+        ValueError: As `pool_attend`, and for arrays that cannot be written in place.
+    """
+    check_attend(queries, segments, window_tokens=window_tokens, max_blocks=max_blocks)
+    heads, num_queries, head_dim = queries.shape
+    if outputs is None:
+        outputs = HostAttendOutputs(
+            out=np.zeros(queries.shape, queries.dtype),
+            block_mass=np.zeros((heads, num_queries, max_blocks), np.float32),
+            log_sum_exp=np.zeros((heads, num_queries), np.float32),
+        )
+    else:
+        _check_outputs(queries, outputs)
+    mass, log_sum_exp = outputs.block_mass, outputs.log_sum_exp
+    has_mass = mass is not None and mass.size > 0
+    status = host_pool_attend_at(
+        _rows_at("queries", queries),
+        segments,
+        out=_rows_at("outputs.out", outputs.out),
+        num_query_heads=heads,
+        num_queries=num_queries,
+        scale=scale,
+        window_tokens=window_tokens,
+        block_mass=_rows_at("outputs.block_mass", mass) if has_mass else None,
+        max_blocks=mass.shape[2] if has_mass else 0,
+        log_sum_exp=0 if log_sum_exp is None else log_sum_exp.ctypes.data,
+    )
+    nothing = np.zeros((heads, num_queries, 0), np.float32)
+    return PoolAttendResult(
+        out=outputs.out,
+        block_mass=nothing if mass is None else mass,
+        log_sum_exp=nothing[..., 0:0] if log_sum_exp is None else log_sum_exp,
+        ords=tuple(segment.ord for segment in segments),
+        status=np.array(status, np.int32),
+    )
+
+
+def host_pool_attend_at(
+    queries: RowsAt,
+    segments: Sequence[AttendSegment],
+    *,
+    out: RowsAt,
+    num_query_heads: int,
+    num_queries: int,
+    scale: float,
+    window_tokens: int = 0,
+    block_mass: RowsAt | None = None,
+    max_blocks: int = 0,
+    log_sum_exp: int = 0,
+) -> tuple[int, int]:
+    """`pool_attend` on addresses, for engines that have no numpy dtype for their tensors.
+
+    Nothing can be checked about the memory: the caller answers for addresses, strides and lifetime.
+
+    Args:
+        queries: `[num_query_heads, num_queries, head_dim]`; elements as those of the pools: 2 bytes
+            are bfloat16, 4 float32.
+        segments: 1 or 2, `layer` and `num_keys` as ints, `block_table` dense int32 numpy.
+        out: As `queries`, written.
+        num_query_heads: A multiple of the pools' `num_kv_heads`.
+        num_queries: The last keys of the sequence are theirs.
+        scale: Softmax scale.
+        window_tokens: Newest keys a query sees, its own included; 0: all.
+        block_mass: float32 `[num_query_heads, num_queries, max_blocks]`, written; None: not wanted.
+        max_blocks: Columns of `block_mass`.
+        log_sum_exp: Address of dense float32 `[num_query_heads, num_queries]`; 0: not wanted.
+
+    Returns:
+        Code and faulty entry, as in a status; a refused call has written nothing.
+
+    Raises:
+        ValueError: For a block table that is not dense int32 numpy.
+    """
+    shape = segments[0].pool.shape
+    return load_native().pool_attend(
+        tuple(
+            (
+                segment.pool.pool_id,
+                int(segment.ord[0]),
+                int(_number(segment.layer)),
+                segment.block_table,
+                int(_number(segment.num_keys)),
+            )
+            for segment in segments
+        ),
+        (num_query_heads, num_queries, shape.head_dim, shape.element_bytes),
+        scale,
+        window_tokens,
+        queries,
+        out,
+        block_mass,
+        max_blocks,
+        log_sum_exp,
+    )
+
+
+def num_threads() -> int:
+    """Threads that share a host call: `BLOCKCOMPACT_NUM_THREADS`, else one for each processor."""
+    return load_native().num_threads()
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets the number of threads that share a host call; results do not depend on it.
+
+    Args:
+        num_threads: In [1, 1024], the caller included; 0 returns to the default.
+
+    Raises:
+        ValueError: Where it is outside.
+    """
+    load_native().set_num_threads(num_threads)
+
+
+def _number(value: int | AnyArray) -> Any:
+    return value if isinstance(value, int) else value[0]
+
+
+def _rows_at(name: str, array: np.ndarray[Any, Any]) -> RowsAt:
+    strides, itemsize = array.strides, array.itemsize
+    if array.size > 0 and array.shape[2] > 1 and strides[2] != itemsize:
+        raise ValueError(
+            f"`{name}` has a last axis with a stride of {strides[2]} bytes; give an array whose "
+            "last axis is contiguous"
+        )
+    return RowsAt(array.ctypes.data, strides[0] // itemsize, strides[1] // itemsize)
+
+
+def _check_outputs(queries: np.ndarray[Any, Any], outputs: HostAttendOutputs) -> None:
+    heads, num_queries, _ = queries.shape
+    out, mass, log_sum_exp = outputs
+    if out.shape != queries.shape or out.dtype != queries.dtype:
+        raise ValueError(
+            f"`outputs.out` is {describe(out)}; expected {describe(queries)} as the queries"
+        )
+    if mass is not None and (
+        mass.ndim != 3 or mass.shape[:2] != (heads, num_queries) or mass.dtype != np.float32
+    ):
+        raise ValueError(
+            f"`outputs.block_mass` is {describe(mass)}; expected float32[{heads}, {num_queries}, "
+            "max_blocks]"
+        )
+    if log_sum_exp is not None and (
+        log_sum_exp.shape != (heads, num_queries)
+        or log_sum_exp.dtype != np.float32
+        or not log_sum_exp.flags.c_contiguous
+    ):
+        raise ValueError(
+            f"`outputs.log_sum_exp` is {describe(log_sum_exp)}; expected dense float32[{heads}, "
+            f"{num_queries}]"
+        )
+    for name, array in (("out", out), ("block_mass", mass), ("log_sum_exp", log_sum_exp)):
+        if array is not None and not array.flags.writeable:
+            raise ValueError(f"`outputs.{name}` is read-only; give a writable array")

@@ -1,0 +1,269 @@
+#include "attend_chunk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "scratch.h"
+
+namespace blockcompact {
+namespace {
+
+constexpr float kNothingSeen = -__builtin_inff();
+
+uint16_t RoundToBf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+KeyRange Intersect(KeyRange a, KeyRange b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+}
+
+// One KV head and one chunk. Keys count from the start of the sequence.
+class ChunkTask {
+ public:
+  ChunkTask(const AttendBatch& batch, int64_t kv_head, int64_t chunk, Scratch& scratch)
+      : batch_(batch),
+        kernels_(batch.kernels),
+        kv_head_(kv_head),
+        chunk_(chunk),
+        first_key_((batch.first_chunk + chunk) * kChunkTokens),
+        tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
+        scores_(scratch.Take<float>(batch.num_rows() * kChunkTokens)),
+        rounded_(scratch.Take<std::byte>(batch.num_rows() * kChunkTokens * 2)),
+        tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
+        reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
+
+  static int64_t ScratchBytes(const AttendBatch& batch) {
+    const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
+    return batch.num_rows() * kChunkTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes;
+  }
+
+  void Run() {
+    const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
+    const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
+    for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
+      ScoreGroup(key, seen.end);
+    }
+    for (int64_t query = 0; query < batch_.num_queries; ++query) {
+      SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
+    }
+    std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
+    for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
+      ValueGroup(key, seen.end);
+    }
+  }
+
+ private:
+  static int64_t GroupOf(int64_t key) { return key / kGroupTokens * kGroupTokens; }
+
+  int64_t CellOf(int64_t row) const {  // in [kv head][row][chunk]
+    return (kv_head_ * batch_.num_rows() + row) * batch_.num_chunks + chunk_;
+  }
+  int64_t PlaceOf(int64_t row) const {  // in [kv head][chunk][row]
+    return (kv_head_ * batch_.num_chunks + chunk_) * batch_.num_rows() + row;
+  }
+  float* SumsOf(int64_t row) const { return batch_.sums + PlaceOf(row) * batch_.dims_padded; }
+  std::byte* WeightsOf(int64_t row, int64_t key) const {
+    const int64_t place = row * kChunkTokens + key - first_key_;
+    return batch_.call->type == AttendType::kBf16 ? rounded_ + 2 * place
+                                                  : reinterpret_cast<std::byte*>(scores_ + place);
+  }
+
+  void ScoreGroup(int64_t key, int64_t end) {
+    const int64_t num_rows = batch_.num_rows();
+    ScoreJob job;
+    job.queries =
+        batch_.queries + kv_head_ * num_rows * batch_.dims_padded * batch_.element_bytes();
+    job.num_rows = num_rows;
+    job.dims_padded = batch_.dims_padded;
+    job.scores = scores_ + key - first_key_;
+    for (int64_t i = 0; i < kGroupTiles; ++i) {
+      const int64_t tile_key = key + i * kTileTokens;
+      // Past the end the last tile is scored again; softmax looks at none of it.
+      job.k_tiles[i] =
+          tile_key < end ? reader_.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
+      const std::byte* next = reader_.KInPlace(tile_key + kGroupTokens);
+      job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
+    }
+    kernels_.score(job);
+  }
+
+  void SoftmaxQuery(int64_t query, KeyRange seen) {
+    for (int64_t row = query * batch_.heads_per_kv; row < (query + 1) * batch_.heads_per_kv;
+         ++row) {
+      SoftmaxResult result = {kNothingSeen, 0.0F};
+      if (seen.begin < seen.end) {
+        SoftmaxJob job;
+        job.scores = scores_ + row * kChunkTokens;
+        job.weights =
+            batch_.call->type == AttendType::kBf16 ? rounded_ + row * kChunkTokens * 2 : nullptr;
+        job.begin = seen.begin - first_key_;
+        job.end = seen.end - first_key_;
+        job.write_begin = GroupOf(job.begin);
+        job.write_end = RoundUp(job.end, kGroupTokens);
+        job.scale = batch_.call->scale;
+        result = kernels_.softmax(job);
+      }
+      batch_.maximum[CellOf(row)] = result.maximum;
+      batch_.sum[CellOf(row)] = result.sum;
+      if (batch_.mass != nullptr) SumBlocks(row, seen);
+    }
+  }
+
+  // Weights of each block that the chunk touches, from the first column of the chunk on.
+  void SumBlocks(int64_t row, KeyRange seen) const {
+    float* mass = batch_.mass + PlaceOf(row) * batch_.max_chunk_columns;
+    std::fill_n(mass, batch_.max_chunk_columns, 0.0F);
+    const int64_t first_column = batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
+    for (int64_t key = seen.begin; key < seen.end;) {
+      const TokenRun run = batch_.sequence->RunAt(key, seen.end);
+      if (run.column() < batch_.call->max_blocks) {
+        mass[run.column() - first_column] =
+            kernels_.sum(scores_ + row * kChunkTokens + key - first_key_, run.num_tokens);
+      }
+      key += run.num_tokens;
+    }
+  }
+
+  void ValueGroup(int64_t key, int64_t end) {
+    ValueJob job;
+    job.num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
+    job.dims_padded = batch_.dims_padded;
+    for (int64_t i = 0; i < job.num_tiles; ++i) {
+      const int64_t tile_key = key + i * kTileTokens;
+      job.v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
+      const VTile next = reader_.VInPlace(tile_key + kGroupTokens);
+      job.next_v_tiles[i] = next.base != nullptr ? next : job.v_tiles[i];
+    }
+    const KeyRange seen_by_all = {batch_.Seen(batch_.num_queries - 1).begin, batch_.Seen(0).end};
+    if (seen_by_all.begin <= key && key + kGroupTokens <= seen_by_all.end) {
+      job.num_rows = batch_.num_rows();
+      job.weights = WeightsOf(0, key);
+      job.sums = SumsOf(0);
+      kernels_.value(job);
+      return;
+    }
+    for (int64_t query = 0; query < batch_.num_queries; ++query) ValueQuery(query, key, job);
+  }
+
+  // A group that not all queries see in full: values of unseen keys, whatever they are, are not
+  // multiplied by a weight of zero but taken out.
+  void ValueQuery(int64_t query, int64_t key, const ValueJob& group) {
+    const KeyRange seen = Intersect(batch_.Seen(query), {key, key + kGroupTokens});
+    if (seen.begin >= seen.end) return;
+    ValueJob job = group;
+    for (int64_t i = 0; i < job.num_tiles; ++i) {
+      const int64_t tile_key = key + i * kTileTokens;
+      const bool is_whole = seen.begin <= tile_key && tile_key + kTileTokens <= seen.end;
+      if (is_whole) continue;
+      job.v_tiles[i] =
+          CopySeen(group.v_tiles[i], seen.begin - tile_key, seen.end - tile_key, batch_.dims_padded,
+                   batch_.call->type, tiles_ + (kGroupTiles + i) * tile_bytes_);
+    }
+    const int64_t first_row = query * batch_.heads_per_kv;
+    job.num_rows = batch_.heads_per_kv;
+    job.weights = WeightsOf(first_row, key);
+    job.sums = SumsOf(first_row);
+    kernels_.value(job);
+  }
+
+  const AttendBatch& batch_;
+  const AttendKernels& kernels_;
+  const int64_t kv_head_;
+  const int64_t chunk_;
+  const int64_t first_key_;
+  const int64_t tile_bytes_;
+  float* const scores_;       // [row][kChunkTokens]
+  std::byte* const rounded_;  // [row][kChunkTokens] weights in bf16
+  std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
+  const TileReader reader_;
+};
+
+void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
+  std::byte* out = call.out.row(head, query);
+  if (call.type == AttendType::kF32) {
+    std::memcpy(out, values, static_cast<size_t>(call.head_dim) * sizeof(float));
+    return;
+  }
+  for (int64_t d = 0; d < call.head_dim; ++d) {
+    const uint16_t rounded = RoundToBf16(values[d]);
+    std::memcpy(out + 2 * d, &rounded, sizeof(rounded));
+  }
+}
+
+void WriteMass(const AttendBatch& batch, const float* shares, int64_t kv_head, int64_t row,
+               int64_t head, int64_t query) {
+  const AttendCall& call = *batch.call;
+  float* out = reinterpret_cast<float*>(call.block_mass.row(head, query));
+  std::fill_n(out, call.max_blocks, 0.0F);
+  for (int64_t chunk = 0; chunk < batch.num_chunks; ++chunk) {
+    const int64_t key = (batch.first_chunk + chunk) * kChunkTokens;
+    const int64_t column = batch.sequence->RunAt(key, key + 1).column();
+    const int64_t place = (kv_head * batch.num_chunks + chunk) * batch.num_rows() + row;
+    const float* mass = batch.mass + place * batch.max_chunk_columns;
+    const int64_t count = std::min(batch.max_chunk_columns, call.max_blocks - column);
+    for (int64_t i = 0; i < count; ++i) out[column + i] += shares[chunk] * mass[i];
+  }
+}
+
+}  // namespace
+
+KeyRange AttendBatch::Seen(int64_t query) const {
+  const int64_t end = sequence->num_keys - call->num_queries + first_query + query + 1;
+  const int64_t begin = call->window_tokens > 0 ? end - call->window_tokens : 0;
+  return {std::max<int64_t>(begin, 0), end};
+}
+
+void LoadQueries(const AttendBatch& batch) {
+  const int64_t row_bytes = batch.dims_padded * batch.element_bytes();
+  const int64_t used_bytes = batch.call->head_dim * batch.element_bytes();
+  std::byte* row = batch.queries;
+  for (int64_t kv_head = 0; kv_head < batch.num_kv_heads; ++kv_head) {
+    for (int64_t query = 0; query < batch.num_queries; ++query) {
+      for (int64_t i = 0; i < batch.heads_per_kv; ++i, row += row_bytes) {
+        const int64_t head = kv_head * batch.heads_per_kv + i;
+        const std::byte* from = batch.call->queries.row(head, batch.first_query + query);
+        std::memcpy(row, from, static_cast<size_t>(used_bytes));
+        std::memset(row + used_bytes, 0, static_cast<size_t>(row_bytes - used_bytes));
+      }
+    }
+  }
+}
+
+void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
+  thread_local Scratch scratch;
+  scratch.Reset(ChunkTask::ScratchBytes(batch), 4);
+  ChunkTask(batch, kv_head, chunk, scratch).Run();
+}
+
+void MergeChunks(const AttendBatch& batch, int64_t kv_head) {
+  const AttendCall& call = *batch.call;
+  thread_local Scratch scratch;
+  scratch.Reset((batch.dims_padded + batch.num_chunks) * 4, 2);
+  float* values = scratch.Take<float>(batch.dims_padded);
+  float* shares = scratch.Take<float>(batch.num_chunks);
+  for (int64_t row = 0; row < batch.num_rows(); ++row) {
+    const int64_t head = kv_head * batch.heads_per_kv + row % batch.heads_per_kv;
+    const int64_t query = batch.first_query + row / batch.heads_per_kv;
+    const int64_t cell = (kv_head * batch.num_rows() + row) * batch.num_chunks;
+    const int64_t place = kv_head * batch.num_chunks * batch.num_rows() + row;
+    const float log_sum_exp = batch.kernels.merge(
+        {batch.maximum + cell, batch.sum + cell, batch.sums + place * batch.dims_padded,
+         batch.num_rows() * batch.dims_padded, batch.num_chunks, batch.dims_padded, values,
+         shares});
+    WriteRow(call, values, head, query);
+    if (call.log_sum_exp != nullptr)
+      call.log_sum_exp[head * call.num_queries + query] = log_sum_exp;
+    if (batch.mass != nullptr) WriteMass(batch, shares, kv_head, row, head, query);
+  }
+}
+
+}  // namespace blockcompact

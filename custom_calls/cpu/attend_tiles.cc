@@ -1,0 +1,133 @@
+#include "attend_tiles.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace blockcompact {
+namespace {
+
+// Copies a token whose elements are not contiguous.
+template <typename T>
+void CopyToken(const TokenRun& run, int64_t kv, const std::byte* head, int64_t token,
+               std::byte* row) {
+  const BlockShape& shape = run.segment->shape();
+  constexpr int64_t kPair = PairElements(sizeof(T));
+  for (int64_t d = 0; d < shape.head_dim; ++d) {
+    int64_t place = VecKOffset(token, d, shape.block_tokens);
+    if (run.segment->is_amx()) {
+      place = kv == 0 ? AmxKOffset(token, d, shape.head_dim, kPair)
+                      : AmxVOffset(token, d, shape.block_tokens, kPair);
+    }
+    std::memcpy(row + d * static_cast<int64_t>(sizeof(T)),
+                head + place * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  }
+}
+
+}  // namespace
+
+TokenRun KeySequence::RunAt(int64_t key, int64_t end) const {
+  const KeySegment* segment = &segments[0];
+  if (key >= segment->first_key + segment->num_keys) segment = &segments[num_segments - 1];
+  const int64_t block_tokens = segment->shape().block_tokens;
+  const int64_t place = key - segment->first_key;
+  const int64_t token = place % block_tokens;
+  const int64_t segment_end = std::min(end, segment->first_key + segment->num_keys);
+  return {segment, place / block_tokens, token, std::min(block_tokens - token, segment_end - key)};
+}
+
+const std::byte* TileReader::KInPlace(int64_t key) const {
+  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+  if (key >= end) return nullptr;
+  const TokenRun run = sequence_.RunAt(key, end);
+  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
+    return nullptr;
+  }
+  const BlockShape& shape = run.segment->shape();
+  return run.segment->head(run.entry, 0, kv_head_) + run.token * shape.token_bytes();
+}
+
+VTile TileReader::VInPlace(int64_t key) const {
+  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+  if (key >= end) return {};
+  const TokenRun run = sequence_.RunAt(key, end);
+  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
+    return {};
+  }
+  const BlockShape& shape = run.segment->shape();
+  const int64_t token_bytes = kDimsOfWord * shape.element_bytes;  // of one group of dims
+  return {run.segment->head(run.entry, 1, kv_head_) + run.token * token_bytes,
+          shape.block_tokens * token_bytes};
+}
+
+void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const {
+  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+  std::fill_n(rows, kTileTokens, nullptr);
+  for (int64_t next = key; next < end;) {
+    const TokenRun run = sequence_.RunAt(next, end);
+    const BlockShape& shape = run.segment->shape();
+    const std::byte* head = run.segment->head(run.entry, kv, kv_head_);
+    for (int64_t i = 0; i < run.num_tokens; ++i, ++next) {
+      const int64_t token = run.token + i;
+      if (run.segment->plain != nullptr) {
+        rows[next - key] = head + token * run.segment->plain->strides.token_bytes;
+      } else if (!run.segment->is_amx() && kv == 1) {
+        rows[next - key] = head + token * shape.token_bytes();
+      } else {
+        std::byte* row = rows_ + (next - key) * shape.token_bytes();
+        shape.element_bytes == 2 ? CopyToken<uint16_t>(run, kv, head, token, row)
+                                 : CopyToken<uint32_t>(run, kv, head, token, row);
+        rows[next - key] = row;
+      }
+    }
+  }
+}
+
+const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
+  const std::byte* in_place = KInPlace(key);
+  if (in_place != nullptr) return in_place;
+  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+  const TokenRun run = sequence_.RunAt(key, end);
+  const BlockShape& shape = run.segment->shape();
+  if (run.segment->packed != nullptr && !run.segment->is_amx() && run.num_tokens == end - key) {
+    const std::byte* head = run.segment->head(run.entry, 0, kv_head_);
+    kernels_.pack_k_vec(head + run.token * shape.element_bytes, run.num_tokens, shape.block_tokens,
+                        shape.head_dim, scratch);
+    return scratch;
+  }
+  const std::byte* rows[kTileTokens];
+  CollectRows(key, 0, rows);
+  kernels_.pack_k(rows, shape.head_dim, scratch);
+  return scratch;
+}
+
+VTile TileReader::V(int64_t key, std::byte* scratch) const {
+  const VTile in_place = VInPlace(key);
+  if (in_place.base != nullptr) return in_place;
+  const BlockShape& shape = sequence_.segments[0].shape();
+  const std::byte* rows[kTileTokens];
+  CollectRows(key, 1, rows);
+  kernels_.pack_v(rows, shape.head_dim, scratch);
+  return {scratch, kTileTokens * kDimsOfWord * shape.element_bytes};
+}
+
+VTile CopySeen(const VTile& tile, int64_t begin, int64_t end, int64_t dims_padded, AttendType type,
+               std::byte* scratch) {
+  const int64_t pair = PairElements(static_cast<int64_t>(type));
+  const int64_t num_words = kTileTokens / pair;
+  const auto is_seen = [&](int64_t token) { return begin <= token && token < end; };
+  for (int64_t word = 0; word < num_words; ++word) {
+    uint32_t mask = is_seen(word) ? 0xFFFFFFFFU : 0U;
+    if (pair == 2) {
+      mask = (is_seen(2 * word) ? 0xFFFFU : 0U) | (is_seen(2 * word + 1) ? 0xFFFF0000U : 0U);
+    }
+    for (int64_t group = 0; group < dims_padded / kDimsOfWord; ++group) {
+      uint32_t line[kDimsOfWord];
+      std::memcpy(line, tile.base + group * tile.dim_group_stride_bytes + 64 * word, sizeof(line));
+      for (uint32_t& value : line) value &= mask;
+      std::memcpy(scratch + (group * num_words + word) * 64, line, sizeof(line));
+    }
+  }
+  return {scratch, num_words * 64};
+}
+
+}  // namespace blockcompact

@@ -1,0 +1,79 @@
+// Keys and values of the segments, seen as one sequence of tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "blockcompact/attend.h"
+#include "blockcompact/attend_kernels.h"
+#include "blockcompact/pool.h"
+
+namespace blockcompact {
+
+// A checked segment and its place in the sequence.
+struct KeySegment {
+  const PlainView* plain = nullptr;
+  const PackedView* packed = nullptr;
+  int64_t layer = 0;
+  const int32_t* block_table = nullptr;
+  int64_t first_key = 0;
+  int64_t num_keys = 0;
+  int64_t first_column = 0;  // used entries of the segments before
+
+  const BlockShape& shape() const { return plain != nullptr ? plain->shape : packed->shape; }
+  bool is_amx() const { return packed != nullptr && packed->layout == PackedLayout::kAmx; }
+  const std::byte* head(int64_t entry, int64_t kv, int64_t kv_head) const {
+    const int64_t block = block_table[entry];
+    return plain != nullptr ? plain->head(layer, block, kv, kv_head)
+                            : packed->head(layer, block, kv, kv_head);
+  }
+};
+
+// Neighbouring tokens of one block.
+struct TokenRun {
+  const KeySegment* segment = nullptr;
+  int64_t entry = 0;  // of the segment's table
+  int64_t token = 0;  // in the block
+  int64_t num_tokens = 0;
+
+  int64_t column() const { return segment->first_column + entry; }
+};
+
+struct KeySequence {
+  KeySegment segments[kMaxAttendSegments];
+  int64_t num_segments = 0;
+  int64_t num_keys = 0;
+
+  // The tokens from `key` on that lie in its block, at most up to key `end`.
+  TokenRun RunAt(int64_t key, int64_t end) const;
+};
+
+// Reads tiles of one KV head: in place where they lie in tile order, else through a scratch tile.
+class TileReader {
+ public:
+  // `rows` has room for kTileTokens rows of head_dim elements.
+  TileReader(const KeySequence& sequence, const AttendKernels& kernels, int64_t kv_head,
+             std::byte* rows)
+      : sequence_(sequence), kernels_(kernels), kv_head_(kv_head), rows_(rows) {}
+
+  // Tile of the keys from `key` on; keys past the last may be anything in K and V.
+  const std::byte* K(int64_t key, std::byte* scratch) const;
+  VTile V(int64_t key, std::byte* scratch) const;
+
+  // The tile where it lies in tile order, else null.
+  const std::byte* KInPlace(int64_t key) const;
+  VTile VInPlace(int64_t key) const;
+
+ private:
+  void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const;
+
+  const KeySequence& sequence_;
+  const AttendKernels& kernels_;
+  int64_t kv_head_;
+  std::byte* rows_;
+};
+
+// Copies a V tile with zeros for the tokens outside [begin, end).
+VTile CopySeen(const VTile& tile, int64_t begin, int64_t end, int64_t dims_padded, AttendType type,
+               std::byte* scratch);
+
+}  // namespace blockcompact

@@ -1,0 +1,114 @@
+#include "host_threads.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "shared_tasks.h"
+
+namespace blockcompact_ffi {
+namespace {
+
+constexpr char kNumThreadsVariable[] = "BLOCKCOMPACT_NUM_THREADS";
+constexpr int64_t kMaxThreads = 1024;
+std::atomic<int64_t> chosen_num_threads{0};
+
+int64_t DefaultNumThreads() {
+  const char* text = std::getenv(kNumThreadsVariable);
+  if (text == nullptr || text[0] == '\0') {
+    return std::max<int64_t>(1, std::thread::hardware_concurrency());
+  }
+  char* end = nullptr;
+  const long long value = std::strtoll(text, &end, 10);
+  if (*end != '\0' || value < 1 || value > kMaxThreads) {
+    throw std::invalid_argument(std::string(kNumThreadsVariable) + " is '" + text +
+                                "'; it must be a number in [1, 1024]");
+  }
+  return value;
+}
+
+class Helpers {
+ public:
+  // Wakes up to num_helpers threads for the tasks; starts threads that are missing.
+  void Offer(int64_t num_helpers, const std::shared_ptr<SharedTasks>& tasks) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (; num_started_ < num_helpers; ++num_started_) {
+        std::thread([this] { Serve(); }).detach();
+      }
+      offers_.insert(offers_.end(), static_cast<size_t>(num_helpers), tasks);
+    }
+    num_helpers == 1 ? has_offer_.notify_one() : has_offer_.notify_all();
+  }
+
+ private:
+  [[noreturn]] void Serve() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      has_offer_.wait(lock, [&] { return !offers_.empty(); });
+      const std::shared_ptr<SharedTasks> tasks = std::move(offers_.front());
+      offers_.pop_front();
+      lock.unlock();
+      tasks->Work();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable has_offer_;
+  std::deque<std::shared_ptr<SharedTasks>> offers_;
+  int64_t num_started_ = 0;
+};
+
+// Never destroyed: threads may still sleep in it while the process ends. After a fork the parent's
+// threads do not exist and its locks may be held for ever, so the child gets a new one.
+Helpers& GetHelpers() {
+  static std::atomic<Helpers*> helpers{nullptr};
+  static std::atomic<pid_t> owner{0};
+  static std::atomic_flag is_replacing = ATOMIC_FLAG_INIT;
+  const pid_t process = getpid();
+  if (owner.load(std::memory_order_acquire) == process) return *helpers.load();
+  while (is_replacing.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  if (owner.load(std::memory_order_relaxed) != process) {
+    helpers.store(new Helpers);
+    owner.store(process, std::memory_order_release);
+  }
+  is_replacing.clear(std::memory_order_release);
+  return *helpers.load();
+}
+
+}  // namespace
+
+int64_t NumHostThreads() {
+  const int64_t chosen = chosen_num_threads.load(std::memory_order_relaxed);
+  if (chosen > 0) return chosen;
+  static const int64_t default_num_threads = DefaultNumThreads();
+  return default_num_threads;
+}
+
+void SetNumHostThreads(int64_t num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw std::invalid_argument("`num_threads` is " + std::to_string(num_threads) +
+                                "; it must be in [1, 1024], or 0 for the default");
+  }
+  chosen_num_threads.store(num_threads, std::memory_order_relaxed);
+}
+
+void HostParallelFor(int64_t num_tasks, const blockcompact::Task& task) {
+  const int64_t num_helpers = std::min(NumHostThreads(), num_tasks) - 1;
+  if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
+  const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);
+  GetHelpers().Offer(num_helpers, tasks);
+  tasks->Work();
+  tasks->Wait();
+}
+
+}  // namespace blockcompact_ffi
