@@ -42,6 +42,7 @@ class ResultCode(enum.IntEnum):
     PIN_EXISTS = 16
     PIN_UNKNOWN = 17
     PINS_FULL = 18
+    STALE_BLOCK = 19
 
 
 _SENTENCES: Final[dict[ResultCode, str]] = {
@@ -116,6 +117,10 @@ _SENTENCES: Final[dict[ResultCode, str]] = {
     ResultCode.PINS_FULL: (
         "All {block} places for pins are taken. Create the pins with more places, or wait for an "
         "operation to end."
+    ),
+    ResultCode.STALE_BLOCK: (
+        "Physical block {block} of the pool that owns layer {layer} was freed since its generation "
+        "was read, so its bytes are another's. Nothing changed; look the block up again."
     ),
 }
 

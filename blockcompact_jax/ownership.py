@@ -8,7 +8,7 @@ refuses an inconsistent call whole: the ownership comes back unchanged with a fa
 # pyright: reportUnknownMemberType=false
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int32
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import ids_from_mask, place_mask
+from .masks import ids_from_mask, lookup, place_mask
 
 
 class ReferenceKind(enum.IntEnum):
@@ -41,10 +41,13 @@ class Ownership:
 
     Attributes:
         references: Counts by `ReferenceKind`; never negative.
+        generation: How often each block was freed. Who looked a block up, or reserved it, knows by
+            this whether it is still the same one.
         granularity: What one owner is (static).
     """
 
     references: Int32[Array, "kind owner physical"]
+    generation: Int32[Array, "owner physical"]
     granularity: OwnershipGranularity = field(metadata={"static": True})
 
     @property
@@ -79,7 +82,11 @@ def empty_ownership(
 ) -> Ownership:
     """Returns the ownership of a pool in which every block is free."""
     shape = (len(ReferenceKind), geometry.num_owners(granularity), num_physical_blocks)
-    return Ownership(references=jnp.zeros(shape, jnp.int32), granularity=granularity)
+    return Ownership(
+        references=jnp.zeros(shape, jnp.int32),
+        generation=jnp.zeros(shape[1:], jnp.int32),
+        granularity=granularity,
+    )
 
 
 def reserve(
@@ -125,12 +132,9 @@ def reserve(
     last = jnp.max(reserved, axis=1, initial=HOLE)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
     is_reserved = ownership.is_free & (blocks <= last[:, None])
-    references = ownership.references.at[kind].add(is_reserved.astype(jnp.int32))
-    return (
-        Ownership(references=references, granularity=ownership.granularity),
-        as_physical_blocks(reserved),
-        result,
-    )
+    references = jnp.asarray(ownership.references)
+    references = references.at[kind].add(is_reserved.astype(jnp.int32))
+    return replace(ownership, references=references), as_physical_blocks(reserved), result
 
 
 def acquire(
@@ -139,6 +143,7 @@ def acquire(
     *,
     geometry: ModelGeometry,
     kind: ReferenceKind,
+    generation: Int32[AnyArray, "owner place"] | None = None,
 ) -> tuple[Ownership, Result]:
     """Adds one reference to each given block.
 
@@ -150,16 +155,21 @@ def acquire(
         physical_blocks: Blocks per owner, HOLE in unused places.
         geometry: Static facts, to name a layer in a fault.
         kind: Kind of the references.
+        generation: Generation of each block when it was looked up; a block that was freed since is
+            refused. Not compared if None.
     """
     counts, result = _count_references(ownership, physical_blocks, geometry)
+    if generation is not None:
+        stale = _stale_fault(ownership, physical_blocks, generation, geometry)
+        result = first_fault(result, stale)
     if kind is not ReferenceKind.REGULAR:
         unowned = _block_fault(
             (counts > 0) & ownership.is_free, ResultCode.NOT_OWNED, ownership, geometry
         )
         result = first_fault(result, unowned)
     granted = jnp.where(result.is_ok, counts, 0)
-    references = ownership.references.at[kind].add(granted)
-    return Ownership(references=references, granularity=ownership.granularity), result
+    references = jnp.asarray(ownership.references).at[kind].add(granted)
+    return replace(ownership, references=references), result
 
 
 def release(
@@ -168,6 +178,7 @@ def release(
     *,
     geometry: ModelGeometry,
     kind: ReferenceKind,
+    generation: Int32[AnyArray, "owner place"] | None = None,
 ) -> tuple[Ownership, Retirement, Result]:
     """Drops one reference from each given block; a block is freed with its last reference.
 
@@ -178,8 +189,12 @@ def release(
         physical_blocks: Blocks per owner, HOLE in unused places.
         geometry: Static facts, to name a layer in a fault.
         kind: Kind of the references.
+        generation: Generation of each block when it was taken; not compared if None.
     """
     counts, result = _count_references(ownership, physical_blocks, geometry)
+    if generation is not None:
+        stale = _stale_fault(ownership, physical_blocks, generation, geometry)
+        result = first_fault(result, stale)
     result = first_fault(
         result,
         _block_fault(
@@ -187,15 +202,14 @@ def release(
         ),
     )
     dropped = jnp.where(result.is_ok, counts, 0)
-    after = Ownership(
-        references=ownership.references.at[kind].add(-dropped), granularity=ownership.granularity
-    )
-    return after, _measure(ownership, after, dropped > 0), result
+    references = jnp.asarray(ownership.references).at[kind].add(-dropped)
+    return (*_drop(ownership, references, dropped > 0), result)
 
 
 def commit_ownership(
     ownership: Ownership,
     reserved: Int32[PhysicalBlocks, "owner place"],
+    reserved_generation: Int32[AnyArray, "owner place"],
     is_owned_before: Bool[AnyArray, "owner physical"],
     is_owned_after: Bool[AnyArray, "owner physical"],
     *,
@@ -210,6 +224,7 @@ def commit_ownership(
     Args:
         ownership: Current counts, with the reservation.
         reserved: Destinations of the committed transfer, HOLE in unused places.
+        reserved_generation: Their generations when they were reserved, see `generation_of`.
         is_owned_before: Blocks in the request's tables before the commit, see `owned_blocks`.
         is_owned_after: Blocks in its tables after upload and retention.
         geometry: Static facts, to name a layer in a fault.
@@ -217,9 +232,10 @@ def commit_ownership(
     landed, result = _count_references(ownership, reserved, geometry)
     gained = jnp.asarray(is_owned_after) & ~jnp.asarray(is_owned_before)
     retired = jnp.asarray(is_owned_before) & ~jnp.asarray(is_owned_after)
-    references = ownership.references
+    references = jnp.asarray(ownership.references)
     result = first_fault(
         result,
+        _stale_fault(ownership, reserved, reserved_generation, geometry),
         _block_fault(
             landed > references[ReferenceKind.TRANSFER],
             ResultCode.DOUBLE_RELEASE,
@@ -238,11 +254,15 @@ def commit_ownership(
     committed = committed.at[ReferenceKind.REGULAR].add(
         gained.astype(jnp.int32) - retired.astype(jnp.int32)
     )
-    after = Ownership(
-        references=jnp.where(result.is_ok, committed, references),
-        granularity=ownership.granularity,
-    )
-    return after, _measure(ownership, after, retired & result.is_ok), result
+    references = jnp.where(result.is_ok, committed, references)
+    return (*_drop(ownership, references, retired & result.is_ok), result)
+
+
+def generation_of(
+    ownership: Ownership, physical_blocks: Int32[PhysicalBlocks, "owner place"]
+) -> Int32[Array, "owner place"]:
+    """Returns the current generation of each block, HOLE in unused places."""
+    return lookup(ownership.generation, physical_blocks, physical_blocks >= 0)
 
 
 def owned_blocks(
@@ -306,10 +326,27 @@ def _block_fault(
     )
 
 
-def _measure(before: Ownership, after: Ownership, is_retired: Array) -> Retirement:
-    is_released = ~before.is_free & after.is_free
-    return Retirement(
+def _stale_fault(
+    ownership: Ownership, physical_blocks: AnyArray, generation: AnyArray, geometry: ModelGeometry
+) -> Result:
+    current = generation_of(ownership, as_physical_blocks(physical_blocks))
+    return fault_at(
+        (current != generation) & (current != HOLE),
+        ResultCode.STALE_BLOCK,
+        layer_by_row=geometry.layer_by_owner(ownership.granularity),
+        block=physical_blocks,
+    )
+
+
+def _drop(
+    ownership: Ownership, references: Array, is_retired: Array
+) -> tuple[Ownership, Retirement]:
+    """Replaces the counts, and measures and marks what that freed."""
+    is_released = ~ownership.is_free & jnp.all(references == 0, axis=0)
+    generation = ownership.generation + is_released.astype(jnp.int32)
+    retirement = Retirement(
         is_released=is_released,
         num_retired=jnp.sum(is_retired, axis=1, dtype=jnp.int32),
         physical_blocks_released=jnp.sum(is_released, dtype=jnp.int32),
     )
+    return replace(ownership, references=references, generation=generation), retirement

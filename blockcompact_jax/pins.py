@@ -86,8 +86,10 @@ def pin(
         acquired,
     )
     added = Pins(
-        holder=pins.holder.at[place].set(jnp.asarray(holder, jnp.int32)),
-        operation_id=pins.operation_id.at[place].set(jnp.asarray(operation_id, jnp.int32)),
+        holder=jnp.asarray(pins.holder).at[place].set(jnp.asarray(holder, jnp.int32)),
+        operation_id=jnp.asarray(pins.operation_id)
+        .at[place]
+        .set(jnp.asarray(operation_id, jnp.int32)),
         physical_blocks=as_physical_blocks(
             jnp.asarray(pins.physical_blocks).at[place].set(physical_blocks)
         ),

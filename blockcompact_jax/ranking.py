@@ -61,8 +61,9 @@ def top_mask(
             jnp.where(is_enough, num_probe, num_at_least),
         )
 
-    num_all = jnp.full(count.shape, keys.shape[1], jnp.int32)
-    start = (jnp.int32(_KEY_BITS - 1), jnp.zeros(count.shape, jnp.uint32), num_all)
+    # Zeros that vary over the mesh axes of keys and count, as shard_map asks of a loop's start.
+    zeros = jnp.sum(keys[:, :0], axis=1, dtype=jnp.int32) + (count & 0)
+    start = (jnp.int32(_KEY_BITS - 1), zeros.astype(jnp.uint32), zeros + keys.shape[1])
     _, threshold, num_at_least = lax.while_loop(has_more, halve, start)
     at_least = (keys >= threshold[:, None]) & (count > 0)[:, None]
 

@@ -49,6 +49,9 @@ from blockcompact_jax.step import (
 )
 from blockcompact_jax.typed_jit import typed_jit
 
+_ROW_COLUMNS = ("layer_row", "source_block", "physical_block", "valid_tokens")
+"""What the transfer reads of each row of an upload plan."""
+
 _graduate = typed_jit(static_argnames=("geometry",))(graduate)
 _reserve = typed_jit(static_argnames=("geometry", "max_reserve", "kind"))(reserve)
 
@@ -104,7 +107,6 @@ class Pools:
 class _PartTimes:
     plan_us: float
     wait_us: float
-    table_us: float
     allocator_us: float
 
 
@@ -290,12 +292,11 @@ class CompactionRuntime:
         tables = self._tables(num_tokens, is_first=self.num_selections == 0)
         self.num_selections += 1
         times = _PartTimes(
-            plan_us=(planned - begin) * 1e6,
+            plan_us=(planned - begin + committed - uploaded) * 1e6,
             wait_us=(uploaded - planned) * 1e6,
-            table_us=(committed - uploaded) * 1e6,
             allocator_us=(time.perf_counter() - committed) * 1e6,
         )
-        self._book(plan, commit, tables, times)
+        self._book(plan, commit, times)
         return tables
 
     def _attached(self) -> Pools:
@@ -323,10 +324,7 @@ class CompactionRuntime:
         pools = self._attached()
         upload = plan.upload
         is_used = np.asarray(upload.physical_block) != HOLE
-        columns = {
-            name: np.asarray(getattr(upload, name))[is_used]
-            for name in ("layer_row", "source_block", "physical_block", "valid_tokens")
-        }
+        columns = {name: np.asarray(getattr(upload, name))[is_used] for name in _ROW_COLUMNS}
         moved = host_pool_upload(
             pools.packed.current_ord(),
             pools.resident.current_ord(),
@@ -367,26 +365,33 @@ class CompactionRuntime:
             unfilled_token_position=tail_start if is_first else num_tokens,
         )
 
-    def _book(self, plan: StepPlan, commit: StepCommit, tables: Tables, times: _PartTimes) -> None:
+    def book_tables(self, num_entries: int, *, table_us: float) -> None:
+        """Books the table entries that the engine wrote for the newest selection, and the time."""
+        self.metrics = self.metrics.add(
+            CompactionMetrics(
+                table_entries_written=num_entries,
+                plan_us=0.0,
+                table_us=table_us,
+                wait_us=0.0,
+                allocator_us=0.0,
+                move_us=0.0,
+            )
+        )
+
+    def _book(self, plan: StepPlan, commit: StepCommit, times: _PartTimes) -> None:
         """Adds one selection to the metrics: bytes moved, entries written, blocks freed."""
         upload_bytes = int(plan.upload.num_rows) * self._attached().resident.shape.block_bytes
-        num_entries = sum(len(row) for row in tables.selected_physical_blocks)
         self.metrics = self.metrics.add(
             CompactionMetrics(
                 h2d_bytes=upload_bytes,
                 unpack_bytes=upload_bytes,
                 scatter_bytes=upload_bytes,
-                table_entries_written=num_entries + tables.tail_physical_blocks.size,
-                metadata_elements=_num_elements(plan),
+                metadata_elements=int(plan.upload.num_rows) * len(_ROW_COLUMNS),
                 physical_blocks_released=int(commit.retirement.physical_blocks_released),
                 move_us=0.0,
                 plan_us=times.plan_us,
-                table_us=times.table_us,
+                table_us=0.0,
                 wait_us=times.wait_us,
                 allocator_us=times.allocator_us,
             )
         )
-
-
-def _num_elements(plan: StepPlan) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(plan.upload))

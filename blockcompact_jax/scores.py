@@ -11,7 +11,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Float32
 
 from .errors import CompactionError
@@ -57,13 +57,48 @@ def reduce_heads(
     num_rows, *heads, num_blocks = block_mass.shape
     by_head = jnp.reshape(block_mass, (num_rows, math.prod(heads), num_blocks))
     heads_first = jnp.moveaxis(by_head, 1, 0)
-    match head_reduction:
-        case HeadReduction.MAX:
-            return jnp.max(heads_first, axis=0)
-        case HeadReduction.SUM:
-            return _sum_first_axis(heads_first)
-        case HeadReduction.MEAN:
-            return _mean_first_axis(heads_first)
+    return _reduce_first_axis(heads_first, head_reduction)
+
+
+def reduce_over_ranks(
+    scores: Float32[AnyArray, "row block"], *, rank_axis: str, head_reduction: HeadReduction
+) -> Float32[Array, "row block"]:
+    """Combines block scores over tensor-parallel ranks, before anything is ranked.
+
+    For use inside `shard_map`, where each rank has the scores of its own query heads. Every rank
+    gets the same bits, so every rank selects the same blocks. Sums run in one fixed order, whatever
+    order the backend's all-reduce has; another number of ranks may round a SUM or MEAN differently,
+    a MAX never.
+
+    Args:
+        scores: This rank's scores, float32 [row, block], as `reduce_heads` gives them. All ranks
+            have equally many heads.
+        rank_axis: Name of the mesh axis of the ranks.
+        head_reduction: The reduction `reduce_heads` was called with.
+
+    Returns:
+        Scores over the heads of all ranks, replicated over `rank_axis`.
+
+    Raises:
+        CompactionError: If the rank or dtype of `scores` is another.
+    """
+    _check_float32("scores", scores)
+    if scores.ndim != 2:
+        raise CompactionError(f"`scores` has shape {scores.shape}; expected [row, block].")
+    num_ranks = lax.axis_size(rank_axis)
+    num_rows, num_blocks = scores.shape
+    share = -(-num_blocks // num_ranks)
+    padded = jnp.pad(jnp.asarray(scores), ((0, 0), (0, share * num_ranks - num_blocks)))
+    # Each rank reduces its share of the blocks, in rank order, then hands it to all: the shares lie
+    # apart, so the all-reduce adds only zeros, and a NaN of one rank reaches all.
+    by_share = padded.reshape(num_rows, num_ranks, share)
+    by_rank = lax.all_to_all(by_share, rank_axis, split_axis=1, concat_axis=0, tiled=True)
+    by_rank = by_rank.reshape(num_ranks, num_rows, share)
+    mine = _reduce_first_axis(by_rank, head_reduction)
+    is_own_share = jnp.arange(num_ranks, dtype=jnp.int32) == lax.axis_index(rank_axis)
+    placed = jnp.where(is_own_share[None, :, None], mine[:, None, :], jnp.float32(0.0))
+    joined = jnp.asarray(lax.psum(placed, rank_axis))
+    return joined.reshape(num_rows, share * num_ranks)[:, :num_blocks]
 
 
 def block_scores_from_tokens(
@@ -180,6 +215,16 @@ def _check_float32(name: str, array: AnyArray) -> None:
         raise CompactionError(
             f"`{name}` has dtype {array.dtype}; scores are float32. Cast them explicitly."
         )
+
+
+def _reduce_first_axis(terms: Array, reduction: HeadReduction) -> Array:
+    match reduction:
+        case HeadReduction.MAX:
+            return jnp.max(terms, axis=0)
+        case HeadReduction.SUM:
+            return _sum_first_axis(terms)
+        case HeadReduction.MEAN:
+            return _mean_first_axis(terms)
 
 
 def _sum_first_axis(terms: Array) -> Array:

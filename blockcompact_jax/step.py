@@ -6,11 +6,11 @@ is retraced as long as shapes, geometry and policy stay.
 
 # pyright: reportUnknownMemberType=false
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jaxtyping import Int32
 
 from .diff import BlockDiffPlan, diff
@@ -23,6 +23,7 @@ from .ownership import (
     ReferenceKind,
     Retirement,
     commit_ownership,
+    generation_of,
     owned_blocks,
     release,
     reserve,
@@ -64,6 +65,8 @@ class StepPlan:
         diff: The blocks to upload per layer.
         upload: The rows of the transfer.
         reserved: Reserved destinations per owner, HOLE padded.
+        reserved_generation: Their generations, so that a late commit or abort cannot touch blocks
+            that were freed and handed to another operation since.
         result: The first fault of any stage. On a fault nothing is reserved or uploaded.
     """
 
@@ -71,6 +74,7 @@ class StepPlan:
     diff: BlockDiffPlan
     upload: UploadPlan
     reserved: Int32[PhysicalBlocks, "owner max_upload"]
+    reserved_generation: Int32[Array, "owner max_upload"]
     result: Result
 
 
@@ -158,15 +162,17 @@ def _reserve_and_upload(
         first_cpu_destination=first_cpu_destination,
     )
     result = first_fault(plan.result, reserve_result, upload.result)
+    reserved = as_physical_blocks(jnp.where(result.is_ok, reserved, HOLE))
     step_plan = StepPlan(
         selection=selection,
         diff=plan,
         upload=upload,
-        reserved=as_physical_blocks(jnp.where(result.is_ok, reserved, HOLE)),
+        reserved=reserved,
+        reserved_generation=generation_of(ownership, reserved),
         result=result,
     )
     references = jnp.where(result.is_ok, reserving.references, ownership.references)
-    return step_plan, Ownership(references=references, granularity=ownership.granularity)
+    return step_plan, replace(ownership, references=references)
 
 
 @typed_jit(static_argnames=("geometry", "policy"))
@@ -267,6 +273,7 @@ def commit_step(
     owned, retirement, owner_result = commit_ownership(
         ownership,
         plan.reserved,
+        plan.reserved_generation,
         owned_blocks(residency.physical_by_slot, residency.num_valid, ownership, geometry),
         owned_blocks(retained.physical_by_slot, retained.num_valid, ownership, geometry),
         geometry=geometry,
@@ -302,7 +309,11 @@ def abort_step(
         geometry: Static facts.
     """
     aborted, _, result = release(
-        ownership, plan.reserved, geometry=geometry, kind=ReferenceKind.TRANSFER
+        ownership,
+        plan.reserved,
+        geometry=geometry,
+        kind=ReferenceKind.TRANSFER,
+        generation=plan.reserved_generation,
     )
     return aborted, result
 

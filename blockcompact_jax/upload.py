@@ -160,6 +160,7 @@ def check_upload_plan(
     num_source_blocks: int,
     num_physical_blocks: int,
     is_owned: np.ndarray,
+    num_cpu_blocks: int | None = None,
 ) -> None:
     """Checks an upload plan on the host, before the first byte moves.
 
@@ -170,10 +171,12 @@ def check_upload_plan(
         num_physical_blocks: Blocks of the accelerator pool.
         is_owned: Physical blocks that this operation reserved, per layer row.
             bool [row, physical].
+        num_cpu_blocks: All blocks of the CPU pool, its compaction area included; needed with
+            CPU_COPY, whose destinations lie in [num_source_blocks, num_cpu_blocks).
 
     Raises:
-        CompactionError: Naming the row, if a layer, group, source, destination, owner or count is
-            wrong, or two rows of one layer name the same destination.
+        CompactionError: Naming the row, if a layer, group, block, source, destination, owner or
+            count is wrong, or two rows name the same destination.
     """
     fields = _host_rows(plan)
     num_rows = int(np.asarray(plan.num_rows))
@@ -186,29 +189,39 @@ def check_upload_plan(
             f"`is_owned` has shape {is_owned.shape}; expected "
             f"[{geometry.num_rows}, {num_physical_blocks}], layer rows by physical blocks."
         )
-    seen: dict[tuple[int, int], int] = {}
+    is_copy = plan.source_kind is SourceKind.CPU_COPY
+    if is_copy and num_cpu_blocks is None:
+        raise CompactionError("`num_cpu_blocks` is None; a CPU_COPY plan needs the pool's size.")
+    copy_bounds = (num_source_blocks, num_cpu_blocks or 0) if is_copy else None
+    seen: dict[tuple[str, int, int], int] = {}
     for row in range(num_rows):
         facts = {name: int(values[row]) for name, values in fields.items()}
         fault = _row_fault(facts, geometry, num_source_blocks, num_physical_blocks, is_owned)
-        key = (facts["layer_row"], facts["physical_block"])
-        if fault is None and key in seen:
-            fault = (
-                f"names physical block {key[1]}, which row {seen[key]} of the same layer writes "
-                "too; give every row its own destination"
-            )
+        fault = fault or _copy_fault(facts["cpu_destination_block"], copy_bounds)
+        targets = [("physical block", facts["physical_block"], facts["layer_row"])]
+        targets += [("CPU destination block", facts["cpu_destination_block"], 0)] if is_copy else []
+        for target in targets:
+            if fault is None and target in seen:
+                fault = (
+                    f"names {target[0]} {target[1]}, which row {seen[target]} writes too; give "
+                    "every row its own destination"
+                )
+            seen[target] = row
         if fault is not None:
             raise CompactionError(
                 f"Row {row} of the upload plan (layer {facts['layer']}) {fault}. Nothing was moved."
             )
-        seen[key] = row
 
 
 def _host_rows(plan: UploadPlan) -> dict[str, np.ndarray]:
     """Returns the used rows of a plan as dense numpy columns, in plan order."""
     names = ("layer", "layer_row", "group", "logical_block", "source_block", "physical_block")
-    columns = {name: np.asarray(getattr(plan, name)) for name in (*names, "valid_tokens")}
+    columns = {
+        name: np.asarray(getattr(plan, name))
+        for name in (*names, "cpu_destination_block", "valid_tokens")
+    }
     is_used = np.zeros(columns["layer"].shape, bool)
-    for name in names:
+    for name in (*names, "cpu_destination_block"):
         is_used |= columns[name] != HOLE
     return {name: values[is_used] for name, values in columns.items()}
 
@@ -229,7 +242,9 @@ def _row_fault(
     group, source, target = facts["group"], facts["source_block"], facts["physical_block"]
     expected_group = int(geometry.group_by_row[layer_row])
     in_pool = 0 <= target < num_physical_blocks
+    logical = facts["logical_block"]
     checks = (
+        (logical >= 0, f"moves logical block {logical}; give a block of the sequence"),
         (
             group == expected_group,
             f"names group {group}, but its layer belongs to group {expected_group}",
@@ -249,3 +264,15 @@ def _row_fault(
         ),
     )
     return next((fault for is_fine, fault in checks if not is_fine), None)
+
+
+def _copy_fault(destination: int, bounds: tuple[int, int] | None) -> str | None:
+    if bounds is None:
+        if destination != HOLE:
+            return f"names CPU destination block {destination}, but SOURCE_ONLY copies nothing"
+    elif not bounds[0] <= destination < bounds[1]:
+        return (
+            f"copies to CPU destination block {destination}, outside the compaction area "
+            f"[{bounds[0]}, {bounds[1]})"
+        )
+    return None

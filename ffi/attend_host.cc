@@ -78,6 +78,11 @@ void DefineAttend(py::module_& module) {
   module.def("pool_attend", &PoolAttend, py::arg("segments"), py::arg("shape"), py::arg("scale"),
              py::arg("window_tokens"), py::arg("queries"), py::arg("out"), py::arg("block_mass"),
              py::arg("max_blocks"), py::arg("log_sum_exp"));
+  // numpy's own ways to the address build a description of the dtype first.
+  module.def(
+      "address_of",
+      [](const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); },
+      py::arg("array").noconvert());
   module.def("num_threads", &NumHostThreads);
   module.def("set_num_threads", &SetNumHostThreads, py::arg("num_threads"));
 }

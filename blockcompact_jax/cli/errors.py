@@ -1,5 +1,6 @@
 """Errors a user can act on, and the one place where they end."""
 
+import errno
 import os
 import sys
 from collections.abc import Generator
@@ -20,8 +21,8 @@ class UserError(Exception):
 def error_boundary() -> Generator[None]:
     """End the process with one clear line for an expected error, and quietly for Ctrl-C.
 
-    Expected are `UserError` and this project's own kinds of `ValueError`; anything else is a fault
-    of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks are shown.
+    Expected are `UserError`, this project's own kinds of `ValueError` and a full disk; anything else
+    is a fault of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks are shown.
 
     Raises:
         SystemExit: With `EXIT_REFUSED` or `EXIT_INTERRUPTED`.
@@ -65,6 +66,8 @@ def require_modules(command: str, modules: tuple[str, ...], *, extra: str) -> No
 def _is_expected(error: Exception) -> bool:
     if isinstance(error, UserError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
     return isinstance(error, ValueError) and _package_of(error) in _OUR_PACKAGES
 
 

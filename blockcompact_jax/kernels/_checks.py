@@ -72,4 +72,4 @@ def describe(value: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
+    return isinstance(value, np.ndarray | jax.Array)  # numpy first: the other check is slow

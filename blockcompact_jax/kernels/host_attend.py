@@ -38,13 +38,14 @@ def host_pool_attend(
         scale: As `pool_attend`.
         window_tokens: As `pool_attend`.
         max_blocks: Columns of `block_mass`; where `outputs` has a `block_mass`, those of it.
-        outputs: Arrays to write into; None: new ones. A refused call leaves them as they are.
+        outputs: Arrays to write into; None: new ones. A refused call leaves them as they are. What
+            is None in them is not computed, and empty in the result.
 
     Raises:
         ValueError: As `pool_attend`, and for arrays that cannot be written in place.
     """
     check_attend(queries, segments, window_tokens=window_tokens, max_blocks=max_blocks)
-    heads, num_queries, head_dim = queries.shape
+    heads, num_queries, _ = queries.shape
     if outputs is None:
         outputs = HostAttendOutputs(
             out=np.zeros(queries.shape, queries.dtype),
@@ -54,7 +55,10 @@ def host_pool_attend(
     else:
         _check_outputs(queries, outputs)
     mass, log_sum_exp = outputs.block_mass, outputs.log_sum_exp
-    has_mass = mass is not None and mass.size > 0
+    if mass is not None and mass.shape[2] > 0:
+        mass_at, num_columns = _rows_at("outputs.block_mass", mass), mass.shape[2]
+    else:
+        mass_at, num_columns = None, 0
     status = host_pool_attend_at(
         _rows_at("queries", queries),
         segments,
@@ -63,15 +67,14 @@ def host_pool_attend(
         num_queries=num_queries,
         scale=scale,
         window_tokens=window_tokens,
-        block_mass=_rows_at("outputs.block_mass", mass) if has_mass else None,
-        max_blocks=mass.shape[2] if has_mass else 0,
-        log_sum_exp=0 if log_sum_exp is None else log_sum_exp.ctypes.data,
+        block_mass=mass_at,
+        max_blocks=num_columns,
+        log_sum_exp=0 if log_sum_exp is None else load_native().address_of(log_sum_exp),
     )
-    nothing = np.zeros((heads, num_queries, 0), np.float32)
     return PoolAttendResult(
         out=outputs.out,
-        block_mass=nothing if mass is None else mass,
-        log_sum_exp=nothing[..., 0:0] if log_sum_exp is None else log_sum_exp,
+        block_mass=np.zeros((heads, num_queries, 0), np.float32) if mass is None else mass,
+        log_sum_exp=np.zeros((0, 0), np.float32) if log_sum_exp is None else log_sum_exp,
         ords=tuple(segment.ord for segment in segments),
         status=np.array(status, np.int32),
     )
@@ -164,7 +167,7 @@ def _rows_at(name: str, array: np.ndarray[Any, Any]) -> RowsAt:
             f"`{name}` has a last axis with a stride of {strides[2]} bytes; give an array whose "
             "last axis is contiguous"
         )
-    return RowsAt(array.ctypes.data, strides[0] // itemsize, strides[1] // itemsize)
+    return RowsAt(load_native().address_of(array), strides[0] // itemsize, strides[1] // itemsize)
 
 
 def _check_outputs(queries: np.ndarray[Any, Any], outputs: HostAttendOutputs) -> None:

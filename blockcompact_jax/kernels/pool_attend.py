@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 
 from blockcompact_jax.kernels._checks import check_column, check_ord, describe
-from blockcompact_jax.typed_jit import typed_jit
 from blockcompact_jax.kernels.attend_types import AttendSegment, PoolAttendResult
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray
+from blockcompact_jax.typed_jit import typed_jit
 
 _ORD = jax.ShapeDtypeStruct((1,), np.uint32)
 _STATUS = jax.ShapeDtypeStruct((2,), np.int32)
@@ -85,7 +85,7 @@ def check_attend(
     if not 1 <= len(segments) <= 2:
         raise ValueError(f"`segments` has {len(segments)} entries; expected 1 or 2")
     shape = segments[0].pool.shape
-    if queries.ndim != 3 or _ELEMENT_BYTES.get(np.dtype(queries.dtype)) != shape.element_bytes:
+    if queries.ndim != 3 or _ELEMENT_BYTES.get(queries.dtype) != shape.element_bytes:
         raise ValueError(
             f"`queries` is {describe(queries)}; expected [num_query_heads, num_queries, head_dim] "
             f"of {'bfloat16' if shape.element_bytes == 2 else 'float32'}, as the pool has "
@@ -100,6 +100,8 @@ def check_attend(
     for place, segment in enumerate(segments):
         check_column(f"segments[{place}].block_table", segment.block_table)
         check_ord(f"segments[{place}].ord", segment.ord)
+        if place == 0:
+            continue
         for name in ("num_kv_heads", "block_tokens", "head_dim", "element_bytes"):
             ours, first = getattr(segment.pool.shape, name), getattr(shape, name)
             if ours != first:

@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kBatchRows = 32;          // rows of a KV head that are worked on together
 constexpr int64_t kSerialBytes = 96 << 10;  // below, waking a thread costs more than it saves
 
+std::atomic<const AttendKernels*> forced_kernels{nullptr};
+
 Status Fail(StatusCode code) { return {code, -1}; }
 
 // The pools of a call, locked for reading in pool ID order and each once.
@@ -107,10 +109,12 @@ AttendBatch BatchOf(const AttendCall& call, const KeySequence& sequence, int64_t
   AttendBatch batch;
   batch.call = &call;
   batch.sequence = &sequence;
-  batch.kernels = SelectAttendKernels(ChosenImpl(), call.type);
   batch.num_kv_heads = shape.num_heads;
   batch.heads_per_kv = call.num_query_heads / shape.num_heads;
   batch.dims_padded = PaddedDims(call.head_dim);
+  const AttendKernels* forced = forced_kernels.load(std::memory_order_relaxed);
+  batch.kernels =
+      forced != nullptr ? *forced : SelectAttendKernels(ChosenImpl(), call.type, batch.dims_padded);
   batch.first_query = first_query;
   batch.num_queries = std::min(std::max<int64_t>(kBatchRows / batch.heads_per_kv, 1),
                                call.num_queries - first_query);
@@ -127,7 +131,7 @@ void TakeBuffers(AttendBatch* batch, Scratch* scratch) {
   const int64_t num_cells = num_rows * batch->num_chunks;
   const bool has_mass = batch->call->block_mass.base != nullptr;
   const int64_t num_mass = has_mass ? num_cells * batch->max_chunk_columns : 0;
-  const int64_t query_bytes = num_rows * batch->dims_padded * batch->element_bytes();
+  const int64_t query_bytes = (num_rows + kSpareRows) * batch->dims_padded * batch->element_bytes();
   scratch->Reset(query_bytes + 4 * (num_cells * (2 + batch->dims_padded) + num_mass), 5);
   batch->queries = scratch->Take<std::byte>(query_bytes);
   batch->maximum = scratch->Take<float>(num_cells);
@@ -183,14 +187,44 @@ Status PoolAttend(const AttendCall& call, const ParallelFor& parallel_for) {
   return {};
 }
 
-AttendKernels SelectAttendKernels(Impl impl, AttendType type) {
+void ForceAttendKernels(const AttendKernels* kernels) {
+  forced_kernels.store(kernels, std::memory_order_relaxed);
+}
+
+AttendKernels SelectAttendKernels(Impl impl, AttendType type, int64_t dims_padded) {
 #if defined(__x86_64__)
-  if (impl == Impl::kAvx512) return avx512::AttendKernelsOf(type);
-  if (impl == Impl::kAvx2) return avx2::AttendKernelsOf(type);
+  if (impl == Impl::kAvx512) {
+    const AttendKernels kernels = avx512::AttendKernelsOf(type, avx512::HasPairProducts());
+    const bool has_tiles = type == AttendType::kBf16 && amx::IsAvailable(dims_padded);
+    return has_tiles ? amx::WithTiles(kernels) : kernels;
+  }
+  if (impl == Impl::kAvx2 && avx2::HasFma()) return avx2::AttendKernelsOf(type);
 #else
   static_cast<void>(impl);
+  static_cast<void>(dims_padded);
 #endif
   return scalar::AttendKernelsOf(type);
+}
+
+std::vector<NamedAttendKernels> AvailableAttendKernels(AttendType type, int64_t dims_padded) {
+  std::vector<NamedAttendKernels> all = {{"scalar", scalar::AttendKernelsOf(type)}};
+#if defined(__x86_64__)
+  for (Impl impl : AvailableImpls()) {
+    if (impl == Impl::kAvx2 && avx2::HasFma()) all.push_back({"avx2", avx2::AttendKernelsOf(type)});
+    if (impl != Impl::kAvx512) continue;
+    all.push_back({"avx512", avx512::AttendKernelsOf(type, false)});
+    if (type != AttendType::kBf16) continue;
+    if (avx512::HasPairProducts()) {
+      all.push_back({"avx512 pairs", avx512::AttendKernelsOf(type, true)});
+    }
+    if (amx::IsAvailable(dims_padded)) {
+      all.push_back({"amx tiles", amx::WithTiles(avx512::AttendKernelsOf(type, false))});
+    }
+  }
+#else
+  static_cast<void>(dims_padded);
+#endif
+  return all;
 }
 
 }  // namespace blockcompact

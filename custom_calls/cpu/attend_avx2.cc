@@ -12,8 +12,9 @@ namespace {
 #include "attend_generic.inc"
 }  // namespace
 
+bool HasFma() { return __builtin_cpu_supports("fma") != 0; }
+
 AttendKernels AttendKernelsOf(AttendType type) {
-  if (!__builtin_cpu_supports("fma")) return scalar::AttendKernelsOf(type);
   return type == AttendType::kF32 ? GenericKernels<AttendType::kF32, uint32_t>()
                                   : GenericKernels<AttendType::kBf16, uint16_t>();
 }

@@ -36,33 +36,52 @@ namespace widened {
 #undef ATTEND_DOT_BF16
 }  // namespace widened
 
-// Words of one row from byte `begin` on, at most 64 bytes, zeros past `end`.
-ATTEND_TARGET inline __m512i LoadRow(const std::byte* row, int64_t begin, int64_t end) {
+// Bytes [begin, begin + 64) of a row, zeros past `end`. A whole row has them all.
+template <bool kIsWhole>
+ATTEND_TARGET __attribute__((always_inline)) inline __m512i LoadRow(const std::byte* row,
+                                                                    int64_t begin, int64_t end) {
+  if constexpr (kIsWhole) return _mm512_loadu_si512(row + begin);
   if (row == nullptr || begin >= end) return _mm512_setzero_si512();
   const int64_t count = end - begin;
   const __mmask64 mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
   return _mm512_maskz_loadu_epi8(mask, row + begin);
 }
 
-template <int kBytes>
-ATTEND_TARGET void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
-  const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
+bool AreWhole(const std::byte* const* rows, int64_t row_bytes) {
+  if (row_bytes % 64 != 0) return false;
+  for (int64_t t = 0; t < kTileTokens; ++t) {
+    if (rows[t] == nullptr) return false;
+  }
+  return true;
+}
+
+template <bool kIsWhole>
+ATTEND_TARGET void PackKRows(const std::byte* const* rows, int64_t row_bytes, int64_t num_words,
+                             std::byte* tile) {
   for (int64_t word = 0; word < num_words; word += 16) {
     __m512i lines[16];
-    for (int t = 0; t < 16; ++t) lines[t] = LoadRow(rows[t], 4 * word, head_dim * kBytes);
+    for (int t = 0; t < 16; ++t) lines[t] = LoadRow<kIsWhole>(rows[t], 4 * word, row_bytes);
     Transpose(lines);
-    const int64_t count = num_words - word < 16 ? num_words - word : 16;
+    const int64_t count = kIsWhole || num_words - word > 16 ? 16 : num_words - word;
     for (int i = 0; i < 16; ++i) {
       if (i < count) _mm512_storeu_si512(tile + 64 * (word + i), lines[i]);
     }
   }
 }
 
+template <int kBytes>
+void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+  const int64_t row_bytes = head_dim * kBytes;
+  const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
+  AreWhole(rows, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
+                            : PackKRows<false>(rows, row_bytes, num_words, tile);
+}
+
 ATTEND_TARGET void PackV32(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   for (int64_t group = 0; group < PaddedDims(head_dim) / kDimsOfWord; ++group) {
     for (int64_t t = 0; t < kTileTokens; ++t) {
       _mm512_storeu_si512(tile + (group * kTileTokens + t) * 64,
-                          LoadRow(rows[t], 64 * group, 4 * head_dim));
+                          LoadRow<false>(rows[t], 64 * group, 4 * head_dim));
     }
   }
 }
@@ -77,22 +96,30 @@ ATTEND_TARGET inline __m512i InterleaveIndex(int first) {
   return _mm512_load_si512(index);
 }
 
-ATTEND_TARGET void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+template <bool kIsWhole>
+ATTEND_TARGET void PackV16Rows(const std::byte* const* rows, int64_t row_bytes, int64_t num_groups,
+                               std::byte* tile) {
   const __m512i low = InterleaveIndex(0);
   const __m512i high = InterleaveIndex(16);
-  const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
   constexpr int64_t kGroupBytes = kTileTokens * kDimsOfWord * 2;
   for (int64_t group = 0; group < num_groups; group += 2) {
     for (int64_t pair = 0; pair < kTileTokens / 2; ++pair) {
-      const __m512i a = LoadRow(rows[2 * pair], 32 * group, 2 * head_dim);
-      const __m512i b = LoadRow(rows[2 * pair + 1], 32 * group, 2 * head_dim);
+      const __m512i a = LoadRow<kIsWhole>(rows[2 * pair], 32 * group, row_bytes);
+      const __m512i b = LoadRow<kIsWhole>(rows[2 * pair + 1], 32 * group, row_bytes);
       std::byte* line = tile + group * kGroupBytes + 64 * pair;
       _mm512_storeu_si512(line, _mm512_permutex2var_epi16(a, low, b));
-      if (group + 1 < num_groups) {
+      if (kIsWhole || group + 1 < num_groups) {
         _mm512_storeu_si512(line + kGroupBytes, _mm512_permutex2var_epi16(a, high, b));
       }
     }
   }
+}
+
+void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
+  const int64_t row_bytes = 2 * head_dim;
+  const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
+  AreWhole(rows, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
+                            : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
 }
 
 template <int kBytes>
@@ -103,10 +130,10 @@ ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t
   for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
     const int64_t d = word * kPair;
     const std::byte* row = column + d * row_stride * kBytes;
-    __m512i line = LoadRow(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
+    __m512i line = LoadRow<false>(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
     if constexpr (kPair == 2) {
       const std::byte* next = d + 1 < head_dim ? row + row_stride * kBytes : nullptr;
-      line = _mm512_permutex2var_epi16(line, low, LoadRow(next, 0, num_tokens * kBytes));
+      line = _mm512_permutex2var_epi16(line, low, LoadRow<false>(next, 0, num_tokens * kBytes));
     }
     _mm512_storeu_si512(tile + 64 * word, line);
   }
@@ -148,28 +175,37 @@ ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+// One line of weights: of the seen lanes, zero in the others.
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 Weigh(const SoftmaxJob& job, int64_t t,
+                                                                 __mmask16 seen, __m512 scale,
+                                                                 __m512 maximum) {
+  const __m512 scores = _mm512_mul_ps(_mm512_loadu_ps(job.scores + t), scale);
+  const __m512 weights = _mm512_maskz_mov_ps(seen, Exp(_mm512_sub_ps(scores, maximum)));
+  _mm512_storeu_ps(job.scores + t, weights);
+  if (job.weights != nullptr) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.weights + 2 * t), RoundBf16(weights));
+  }
+  return weights;
+}
+
 ATTEND_TARGET SoftmaxResult Softmax(const SoftmaxJob& job) {
   const __m512 scale = _mm512_set1_ps(job.scale);
-  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
-  __m512 maxima = lowest;
+  const int64_t whole_begin = (job.begin + 15) / 16 * 16;
+  const int64_t whole_end = job.end / 16 * 16;
+  __m512 maxima = _mm512_set1_ps(-__builtin_inff());
   for (int64_t t = job.begin / 16 * 16; t < job.end; t += 16) {
-    const __mmask16 seen = LanesIn(t, job.begin, job.end);
+    const bool is_whole = whole_begin <= t && t < whole_end;
+    const __mmask16 seen = is_whole ? 0xFFFF : LanesIn(t, job.begin, job.end);
     const __m512 scores = _mm512_mul_ps(_mm512_loadu_ps(job.scores + t), scale);
-    _mm512_storeu_ps(job.scores + t, scores);
     maxima = _mm512_mask_max_ps(maxima, seen, maxima, scores);
   }
   const float maximum = _mm512_reduce_max_ps(maxima);
+  const __m512 maximum_lanes = _mm512_set1_ps(maximum);
   __m512 sums = _mm512_setzero_ps();
   for (int64_t t = job.write_begin; t < job.write_end; t += 16) {
-    const __mmask16 seen = LanesIn(t, job.begin, job.end);
-    const __m512 scores = _mm512_loadu_ps(job.scores + t);
-    const __m512 weights =
-        _mm512_maskz_mov_ps(seen, Exp(_mm512_sub_ps(scores, _mm512_set1_ps(maximum))));
-    sums = _mm512_add_ps(sums, weights);
-    _mm512_storeu_ps(job.scores + t, weights);
-    if (job.weights != nullptr) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.weights + 2 * t), RoundBf16(weights));
-    }
+    const bool is_whole = whole_begin <= t && t < whole_end;
+    const __mmask16 seen = is_whole ? 0xFFFF : LanesIn(t, job.begin, job.end);
+    sums = _mm512_add_ps(sums, Weigh(job, t, seen, scale, maximum_lanes));
   }
   return {maximum, _mm512_reduce_add_ps(sums)};
 }
@@ -196,35 +232,28 @@ namespace paired {
 
 }  // namespace
 
-AttendKernels AttendKernelsOf(AttendType type) {
+bool HasPairProducts() { return __builtin_cpu_supports("avx512bf16") != 0; }
+
+AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
+  AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
+  kernels.softmax = Softmax;
+  kernels.sum = Sum;
   if (type == AttendType::kF32) {
-    return {PackK<4>,
-            PackV32,
-            PackKVec<4>,
-            widened::Score<AttendType::kF32>,
-            Softmax,
-            Sum,
-            widened::Value<AttendType::kF32>,
-            generic::Merge};
+    kernels.pack_k = PackK<4>;
+    kernels.pack_v = PackV32;
+    kernels.pack_k_vec = PackKVec<4>;
+    kernels.score = widened::Score<AttendType::kF32>;
+    kernels.value = widened::Value<AttendType::kF32>;
+    return kernels;
   }
-  if (__builtin_cpu_supports("avx512bf16")) {
-    return {PackK<2>,
-            PackV16,
-            PackKVec<2>,
-            paired::Score<AttendType::kBf16>,
-            Softmax,
-            Sum,
-            paired::Value<AttendType::kBf16>,
-            generic::Merge};
-  }
-  return {PackK<2>,
-          PackV16,
-          PackKVec<2>,
-          widened::Score<AttendType::kBf16>,
-          Softmax,
-          Sum,
-          widened::Value<AttendType::kBf16>,
-          generic::Merge};
+  kernels.pack_k = PackK<2>;
+  kernels.pack_v = PackV16;
+  kernels.pack_k_vec = PackKVec<2>;
+  kernels.score =
+      has_pair_products ? paired::Score<AttendType::kBf16> : widened::Score<AttendType::kBf16>;
+  kernels.value =
+      has_pair_products ? paired::Value<AttendType::kBf16> : widened::Value<AttendType::kBf16>;
+  return kernels;
 }
 
 }  // namespace blockcompact::avx512

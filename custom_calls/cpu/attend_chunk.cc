@@ -26,6 +26,13 @@ KeyRange Intersect(KeyRange a, KeyRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
+// Keys [begin, end) of one block.
+struct BlockKeys {
+  int64_t column;
+  int64_t begin;
+  int64_t end;
+};
+
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
@@ -36,14 +43,18 @@ class ChunkTask {
         chunk_(chunk),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
-        scores_(scratch.Take<float>(batch.num_rows() * kChunkTokens)),
-        rounded_(scratch.Take<std::byte>(batch.num_rows() * kChunkTokens * 2)),
+        scores_(scratch.Take<float>(ScratchRows(batch) * kChunkTokens)),
+        rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kChunkTokens * 2)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
+        blocks_(scratch.Take<BlockKeys>(batch.max_chunk_columns)),
         reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
+
+  static int64_t ScratchRows(const AttendBatch& batch) { return batch.num_rows() + kSpareRows; }
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return batch.num_rows() * kChunkTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes;
+    return ScratchRows(batch) * kChunkTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
+           batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockKeys));
   }
 
   void Run() {
@@ -52,6 +63,7 @@ class ChunkTask {
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
     }
+    if (batch_.mass != nullptr) FindBlocks(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
@@ -91,6 +103,7 @@ class ChunkTask {
       job.k_tiles[i] =
           tile_key < end ? reader_.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
       const std::byte* next = reader_.KInPlace(tile_key + kGroupTokens);
+      reader_.PrefetchRows(tile_key + kGroupTokens, 0);
       job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
     }
     kernels_.score(job);
@@ -118,18 +131,29 @@ class ChunkTask {
     }
   }
 
-  // Weights of each block that the chunk touches, from the first column of the chunk on.
+  // The blocks that the chunk touches and that mass is wanted of.
+  void FindBlocks(KeyRange seen) {
+    num_blocks_ = 0;
+    for (int64_t key = seen.begin; key < seen.end;) {
+      const TokenRun run = batch_.sequence->RunAt(key, seen.end);
+      if (run.column() >= batch_.call->max_blocks) return;
+      blocks_[num_blocks_++] = {run.column(), key, key + run.num_tokens};
+      key += run.num_tokens;
+    }
+  }
+
+  // Weights of each of these blocks, from the first column of the chunk on.
   void SumBlocks(int64_t row, KeyRange seen) const {
     float* mass = batch_.mass + PlaceOf(row) * batch_.max_chunk_columns;
     std::fill_n(mass, batch_.max_chunk_columns, 0.0F);
     const int64_t first_column = batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
-    for (int64_t key = seen.begin; key < seen.end;) {
-      const TokenRun run = batch_.sequence->RunAt(key, seen.end);
-      if (run.column() < batch_.call->max_blocks) {
-        mass[run.column() - first_column] =
-            kernels_.sum(scores_ + row * kChunkTokens + key - first_key_, run.num_tokens);
+    const float* weights = scores_ + row * kChunkTokens - first_key_;
+    for (int64_t i = 0; i < num_blocks_; ++i) {
+      const int64_t begin = std::max(blocks_[i].begin, seen.begin);
+      const int64_t end = std::min(blocks_[i].end, seen.end);
+      if (begin < end) {
+        mass[blocks_[i].column - first_column] = kernels_.sum(weights + begin, end - begin);
       }
-      key += run.num_tokens;
     }
   }
 
@@ -141,6 +165,7 @@ class ChunkTask {
       const int64_t tile_key = key + i * kTileTokens;
       job.v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
       const VTile next = reader_.VInPlace(tile_key + kGroupTokens);
+      reader_.PrefetchRows(tile_key + kGroupTokens, 1);
       job.next_v_tiles[i] = next.base != nullptr ? next : job.v_tiles[i];
     }
     const KeyRange seen_by_all = {batch_.Seen(batch_.num_queries - 1).begin, batch_.Seen(0).end};
@@ -184,7 +209,9 @@ class ChunkTask {
   float* const scores_;       // [row][kChunkTokens]
   std::byte* const rounded_;  // [row][kChunkTokens] weights in bf16
   std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
+  BlockKeys* const blocks_;   // [max_chunk_columns]
   const TileReader reader_;
+  int64_t num_blocks_ = 0;
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
@@ -240,8 +267,10 @@ void LoadQueries(const AttendBatch& batch) {
 
 void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
   thread_local Scratch scratch;
-  scratch.Reset(ChunkTask::ScratchBytes(batch), 4);
+  scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
+  if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
   ChunkTask(batch, kv_head, chunk, scratch).Run();
+  if (batch.kernels.leave != nullptr) batch.kernels.leave();
 }
 
 void MergeChunks(const AttendBatch& batch, int64_t kv_head) {

@@ -6,6 +6,8 @@
 namespace blockcompact {
 namespace {
 
+constexpr int64_t kLine = 64;  // bytes
+
 // Copies a token whose elements are not contiguous.
 template <typename T>
 void CopyToken(const TokenRun& run, int64_t kv, const std::byte* head, int64_t token,
@@ -78,6 +80,21 @@ void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[k
                                  : CopyToken<uint32_t>(run, kv, head, token, row);
         rows[next - key] = row;
       }
+    }
+  }
+}
+
+void TileReader::PrefetchRows(int64_t key, int64_t kv) const {
+  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+  if (key >= end) return;
+  const TokenRun run = sequence_.RunAt(key, end);
+  const PlainView* plain = run.segment->plain;
+  if (plain == nullptr) return;
+  const int64_t stride = plain->strides.token_bytes;
+  const std::byte* row = run.segment->head(run.entry, kv, kv_head_) + run.token * stride;
+  for (int64_t i = 0; i < run.num_tokens; ++i, row += stride) {
+    for (int64_t byte = 0; byte < plain->shape.token_bytes(); byte += kLine) {
+      __builtin_prefetch(row + byte);
     }
   }
 }

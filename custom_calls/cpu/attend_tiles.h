@@ -63,6 +63,9 @@ class TileReader {
   const std::byte* KInPlace(int64_t key) const;
   VTile VInPlace(int64_t key) const;
 
+  // Asks for the rows of a tile that will be read soon, where it lies as plain rows.
+  void PrefetchRows(int64_t key, int64_t kv) const;
+
  private:
   void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const;
 

@@ -10,11 +10,16 @@ from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.status import KernelCode, KernelStatusError, raise_for_status
 
 
-def run_forced(name):
+def run_forced(name, directory):
     code = "from blockcompact_jax.kernels import build_info; print(build_info()['simd_chosen'])"
     environment = os.environ | {"BLOCKCOMPACT_FORCE_IMPL": name}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=directory,  # beside the sources they would hide the installed package
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -39,12 +44,12 @@ def test_the_best_available_implementation_is_chosen():
     assert build_info()["simd_chosen"] == build_info()["simd_available"][-1]
 
 
-def test_a_forced_implementation_is_used():
-    assert run_forced("scalar").stdout.strip() == "scalar"
+def test_a_forced_implementation_is_used(tmp_path):
+    assert run_forced("scalar", tmp_path).stdout.strip() == "scalar"
 
 
-def test_an_unknown_forced_implementation_is_refused_with_a_sentence():
-    result = run_forced("avx1024")
+def test_an_unknown_forced_implementation_is_refused_with_a_sentence(tmp_path):
+    result = run_forced("avx1024", tmp_path)
     assert result.returncode != 0
     assert "BLOCKCOMPACT_FORCE_IMPL names the unknown implementation 'avx1024'" in result.stderr
     assert "scalar" in result.stderr

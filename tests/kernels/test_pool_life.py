@@ -46,7 +46,7 @@ def test_a_pool_id_is_never_used_again(rng):
 
 
 def test_UPL_4_the_owner_is_held_until_close():
-    """UPL-4: the memory behind a registered pool cannot go away while it is registered."""
+    """The memory behind a registered pool cannot go away while it is registered."""
 
     class Owner:
         def __init__(self):

@@ -156,6 +156,7 @@ def test_DIF_6_all_layers_empty():
         ([[1], [0], [7]], [[], [], [7]], [[], [], []], (ResultCode.DUPLICATE_BLOCK, 3, 7)),
         ([[1], [0], [0]], None, [[], [4, 2, 4], []], (ResultCode.DUPLICATE_BLOCK, 1, 4)),
         ([[1], [-3], [0]], None, [[], [], []], (ResultCode.BLOCK_OUT_OF_RANGE, 1, -3)),
+        ([[1], [0], [0]], [[], [-1], []], [[], [], []], (ResultCode.BLOCK_OUT_OF_RANGE, 1, -1)),
         ([[1], [0], [0]], [[], [], [16]], [[], [], []], (ResultCode.BLOCK_OUT_OF_RANGE, 3, 16)),
         ([[1], [0], [0]], None, [[-1], [], []], (ResultCode.BLOCK_OUT_OF_RANGE, 0, -1)),
         ([[1], [0], [0]], None, [[], [], [9999]], (ResultCode.BLOCK_OUT_OF_RANGE, 3, 9999)),

@@ -101,7 +101,7 @@ def test_SEL_2_whole_blocks(block_tokens):
 
 
 def test_CAP_2_the_layout_hash_sees_every_fact():
-    """CAP-2: equal facts hash alike, and each changed fact changes the hash."""
+    """Equal facts hash alike, and each changed fact changes the hash."""
     geometry = gemma_like()
     assert geometry.layout_hash == gemma_like().layout_hash
     assert hash(geometry) == hash(gemma_like())
@@ -142,7 +142,7 @@ def test_CAP_2_the_layout_hash_sees_every_fact():
     ],
 )
 def test_CAP_2_impossible_layers_are_refused(changes, message):
-    """CAP-2: a layer that cannot exist is refused where it is described."""
+    """A layer that cannot exist is refused where it is described."""
     with pytest.raises(CompactionError, match=message):
         b.layer(**({"layer_id": changes.get("layer", 0)} | changes))
 
@@ -160,6 +160,6 @@ def test_CAP_2_impossible_layers_are_refused(changes, message):
     ],
 )
 def test_CAP_2_impossible_models_are_refused(changes, message):
-    """CAP-2: groups partition the layers; sizes and names are real."""
+    """Groups partition the layers; sizes and names are real."""
     with pytest.raises(CompactionError, match=message):
         dataclasses.replace(b.geometry(((0, 1),)), **changes)

@@ -1,5 +1,7 @@
 """OWN: references, reservation, release; against a twin of explicit reference lists."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from blockcompact_jax.ownership import (
     acquire,
     commit_ownership,
     empty_ownership,
+    generation_of,
     release,
     reserve,
 )
@@ -26,7 +29,12 @@ NUM_PHYSICAL = 8
 jit_reserve = jax.jit(reserve, static_argnames=("geometry", "max_reserve"))
 jit_acquire = jax.jit(acquire, static_argnames=("geometry", "kind"))
 jit_release = jax.jit(release, static_argnames=("geometry", "kind"))
-jit_commit = jax.jit(commit_ownership, static_argnames=("geometry",))
+
+
+@functools.partial(jax.jit, static_argnames="geometry")
+def jit_commit(ownership, reserved, before, after, *, geometry):
+    generation = generation_of(ownership, reserved)
+    return commit_ownership(ownership, reserved, generation, before, after, geometry=geometry)
 
 
 def pool(granularity=OwnershipGranularity.GROUP):
@@ -251,3 +259,50 @@ def test_OWN_5_blocks_the_engine_writes_are_reserved_as_regular():
     raise_for_result(result)
     assert int(retirement.physical_blocks_released) == 3
     assert bool(freed.is_free.all())
+
+
+def test_OWN_1_a_block_freed_and_reused_since_its_lookup_is_not_acquired():
+    """OWN-1, OWN-5: a prefix hit on a block of an older generation fails; on a current one not."""
+    found = blocks([5], [])
+    ownership, _ = jit_acquire(pool(), found, geometry=GEOMETRY, kind=ReferenceKind.REGULAR)
+    looked_up = generation_of(ownership, found)
+    settings = {"geometry": GEOMETRY, "kind": ReferenceKind.PREFIX, "generation": looked_up}
+    _, result = jit_acquire(ownership, found, **settings)
+    raise_for_result(result)
+    ownership, _, _ = jit_release(ownership, found, geometry=GEOMETRY, kind=ReferenceKind.REGULAR)
+    reused, _ = jit_acquire(ownership, found, geometry=GEOMETRY, kind=ReferenceKind.REGULAR)
+    after, result = jit_acquire(reused, found, **settings)
+    assert b.fault(result) == (ResultCode.STALE_BLOCK, 0, 5)
+    assert unchanged(reused, after)
+    settings["generation"] = generation_of(reused, found)
+    _, result = jit_acquire(reused, found, **settings)
+    raise_for_result(result)
+
+
+def test_OWN_1_a_skipped_block_with_an_open_read_is_no_destination():
+    """OWN-1: a window moves past a block, but a read of it is open: not reserved until it ends."""
+    ownership, _ = jit_acquire(
+        pool(), blocks([0, 1], []), geometry=GEOMETRY, kind=ReferenceKind.REGULAR
+    )
+    reading, _ = jit_acquire(
+        ownership, blocks([0], []), geometry=GEOMETRY, kind=ReferenceKind.TRANSFER
+    )
+    skipped, retirement, _ = jit_release(
+        reading, blocks([0, 1], []), geometry=GEOMETRY, kind=ReferenceKind.REGULAR
+    )
+    assert np.flatnonzero(retirement.is_released[0]).tolist() == [1]
+    _, reserved, _ = take(skipped, [2, 0])
+    assert b.lists(reserved, [2, 0]) == [[1, 2], []]
+    ended, _, _ = jit_release(
+        skipped, blocks([0], []), geometry=GEOMETRY, kind=ReferenceKind.TRANSFER
+    )
+    _, reserved, _ = take(ended, [2, 0])
+    assert b.lists(reserved, [2, 0]) == [[0, 1], []]
+
+
+def test_OWN_5_a_block_that_grew_no_reader_keeps_its_generation():
+    """OWN-5: only freeing a block ends its generation."""
+    ownership, reserved, _ = take(pool(), [1, 0])
+    assert not np.asarray(ownership.generation).any()
+    aborted, _, _ = jit_release(ownership, reserved, geometry=GEOMETRY, kind=ReferenceKind.TRANSFER)
+    assert np.argwhere(np.asarray(aborted.generation)).tolist() == [[0, 0]]

@@ -188,3 +188,18 @@ def test_RET_6_remap_and_byte_move_give_the_same_kv(order):
         left = pool[row, np.asarray(remapped.physical_by_slot)[row, :n]]
         right = after[row, np.asarray(moved.physical_by_slot)[row, :n]]
         assert left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("keep", [[1, 2, 3], [3], [0, 2, 3], [2, 3]])
+def test_RET_7_moves_in_plan_order_are_safe_one_by_one(keep):
+    """RET-7: sources and destinations overlap, yet no move reads a block that an earlier wrote."""
+    residency = b.residency([[0, 1, 2, 3], [9, 1, 2, 3], []], [[2, 0, 3, 1], [2, 0, 3, 1], []])
+    moved = run(residency, [keep, [1], []], tables=TableSupport.SHARED)
+    pairs = zip(np.asarray(moved.move_from)[0], np.asarray(moved.move_to)[0], strict=True)
+    pool = [f"block of {physical}" for physical in range(8)]
+    after = list(pool)
+    for source, target in pairs:
+        if source >= 0:
+            after[target] = after[source]
+    table = np.asarray(moved.physical_by_slot)[0, : len(keep)]
+    assert [after[block] for block in table] == [pool[[2, 0, 3, 1][slot]] for slot in keep]

@@ -14,6 +14,7 @@ from blockcompact_jax.scores import (
     page_bound_scores,
     page_bounds,
     reduce_heads,
+    reduce_over_ranks,
 )
 
 jit_heads = jax.jit(reduce_heads, static_argnames="head_reduction")
@@ -135,3 +136,9 @@ def test_SEL_9_wrong_inputs_are_refused():
             np.ones((1, 2, 5, 4), np.float32),
             np.ones((1, 2, 5, 4), np.float32),
         )
+    for wrong, message in (
+        (np.ones((1, 1)), "`scores` has dtype float64"),
+        (np.ones(3, np.float32), r"`scores` has shape \(3,\)"),
+    ):
+        with pytest.raises(CompactionError, match=message):
+            reduce_over_ranks(wrong, rank_axis="rank", head_reduction=HeadReduction.MAX)

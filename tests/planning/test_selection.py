@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcompact_jax.diff import diff
 from blockcompact_jax.errors import CompactionError, PlanError, ResultCode, raise_for_result
 from blockcompact_jax.geometry import num_candidate_blocks
-from blockcompact_jax.scores import BlockReduction, HeadReduction
+from blockcompact_jax.scores import BlockReduction, HeadReduction, block_scores_from_tokens
 from blockcompact_jax.selection import (
     LayerBudget,
     SelectionPolicy,
@@ -90,44 +91,16 @@ def test_SEL_3_signed_zeros_tie():
     assert b.lists(got.want, got.num_want) == [[0, 1, 2, 3]] * 3
 
 
-def test_SEL_3_same_bytes_eager_jit_vmap_scan_and_numpy():
-    """SEL-3: every way to run gives identical bytes, whatever the batch."""
-    policy = SelectionPolicy(max_want=9, max_tail=5)
-    rng = np.random.default_rng(3)
-    batch = rng.integers(0, 4, (3, 3, MAX_BLOCKS)).astype(np.float32)
-
-    def one(scores):
-        return select(
-            scores,
-            jnp.int32(33),
-            budget_blocks=jnp.int32(8),
-            selection_revision=jnp.int32(1),
-            geometry=GEOMETRY,
-            policy=policy,
-        )
-
-    eager = [one(scores) for scores in batch]
-    jitted = [run(jnp.asarray(scores), 33, 8, policy) for scores in batch]
-    vmapped = jax.jit(jax.vmap(one))(batch)
-    _, scanned = jax.lax.scan(lambda c, s: (c, one(s)), 0, jnp.asarray(batch))
-    for i in range(3):
-        parts = [jax.tree.map(lambda x, i=i: x[i], tree) for tree in (vmapped, scanned)]
-        for other in (jitted[i], *parts):
-            for left, right in zip(jax.tree.leaves(eager[i]), jax.tree.leaves(other), strict=True):
-                assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("row", "block"), [(0, 0), (1, 7), (2, 19)])
 def test_SEL_4_non_finite_candidate_is_refused(bad, row, block):
     """SEL-4: the error names layer and block; nothing is selected."""
     scores = np.ones((3, MAX_BLOCKS), np.float32)
     scores[row, block] = bad
-    got = run(scores, 20, 6, SelectionPolicy(max_want=8, max_tail=4))
+    got = run(scores, 20, 6, SelectionPolicy(max_want=8))
     layer = GEOMETRY.full_layers[row]
     assert b.fault(got.result) == (ResultCode.NON_FINITE_SCORE, layer, block)
     assert (np.asarray(got.want) == -1).all()
-    assert (np.asarray(got.ranked_tail) == -1).all()
     assert not np.asarray(got.num_want).any()
     with pytest.raises(PlanError, match=rf"block {block} in layer {layer} is NaN or infinite"):
         raise_for_result(got.result)
@@ -255,7 +228,7 @@ def test_SEL_3_resident_margin_keeps_residents_unless_clearly_beaten():
 
 
 def test_SEL_1_selection_holds_blocks_and_records_its_policy():
-    """SEL-1, SEL-8, SEL-9: blocks come out, with the policy that chose them."""
+    """SEL-1, SEL-9: blocks come out, with the policy that chose them."""
     policy = SelectionPolicy(
         max_want=4, head_reduction=HeadReduction.SUM, block_reduction=BlockReduction.MEAN
     )
@@ -263,6 +236,39 @@ def test_SEL_1_selection_holds_blocks_and_records_its_policy():
     assert got.policy == policy
     assert got.block_tokens == GEOMETRY.block_tokens
     assert np.asarray(got.want).max() < 10
+
+
+def test_SEL_8_a_token_selection_is_another_policy_not_a_fault():
+    """SEL-8: tokens (B = 1) and blocks of equal scores differ, without a fault, and never mix."""
+    tokens = np.zeros((3, 1, MAX_BLOCKS), np.float32)
+    tokens[..., [3, 11, 19]] = 3.0  # the best tokens, one in each of three blocks
+    tokens[..., 4:8] = 2.0  # the best block by sum
+    policy = SelectionPolicy(max_want=8, sink_blocks=0, recent_blocks=0)
+    chosen = {}
+    for block_tokens in (1, 4):
+        scores = block_scores_from_tokens(
+            tokens,
+            block_tokens=block_tokens,
+            block_reduction=BlockReduction.SUM,
+            head_reduction=HeadReduction.MAX,
+        )
+        geometry = b.geometry(((0, 1), (3,)), block_tokens=block_tokens)
+        got = run(scores, scores.shape[1], 3 if block_tokens == 1 else 1, policy, geometry)
+        raise_for_result(got.result)
+        chosen[block_tokens] = got
+    assert b.lists(chosen[1].want, chosen[1].num_want) == [[3, 11, 19]] * 3
+    assert b.lists(chosen[4].want, chosen[4].num_want) == [[1]] * 3
+    assert (chosen[1].block_tokens, chosen[4].block_tokens) == (1, 4)
+    with pytest.raises(CompactionError, match="not a multiple"):
+        validate_whole_blocks(chosen[1].want[0, :3], 4)
+    with pytest.raises(CompactionError, match="`block_tokens` is 1 in the selection"):
+        diff(
+            chosen[1],
+            b.residency([[], [], []]),
+            geometry=GEOMETRY,
+            max_upload=8,
+            common_slots=False,
+        )
 
 
 def test_SEL_3_wrong_scores_are_refused_at_trace_time():

@@ -1,11 +1,9 @@
 """UPL-7: an upload plan is checked row by row before the first byte moves."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.errors import CompactionError, ok_result
 from blockcompact_jax.upload import SourceKind, UploadPlan, check_upload_plan
 
 from . import builders as b
@@ -26,21 +24,22 @@ def plan(**changes):
         "valid_tokens": [4, 4, 0, 1],
         "num_rows": 3,
     } | changes
+    source_kind = columns.pop("source_kind", SourceKind.SOURCE_ONLY)
     arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
-    return UploadPlan(
-        basis=b.revisions(),
-        result=dataclasses.replace(b.selection([[], []]).result),
-        source_kind=SourceKind.SOURCE_ONLY,
-        **arrays,
-    )
+    return UploadPlan(basis=b.revisions(), result=ok_result(), source_kind=source_kind, **arrays)
 
 
-def check(upload, owned=((6, 7), (6, 7))):
+def check(upload, owned=((6, 7), (6, 7)), num_cpu_blocks=None):
     is_owned = np.zeros((2, 10), bool)
     for row, physical in enumerate(owned):
         is_owned[row, list(physical)] = True
     check_upload_plan(
-        upload, GEOMETRY, num_source_blocks=8, num_physical_blocks=10, is_owned=is_owned
+        upload,
+        GEOMETRY,
+        num_source_blocks=8,
+        num_physical_blocks=10,
+        is_owned=is_owned,
+        num_cpu_blocks=num_cpu_blocks,
     )
 
 
@@ -67,6 +66,8 @@ def test_UPL_7_a_sound_plan_passes():
         ({"group": [0, 1, -1, 0]}, "names group 1, but its layer belongs to group 0"),
         ({"valid_tokens": [4, 5, 0, 4]}, "has 5 valid tokens; give 1 … 4"),
         ({"valid_tokens": [4, 0, 0, 4]}, "has 0 valid tokens"),
+        ({"logical_block": [3, -1, -1, 3]}, "moves logical block -1"),
+        ({"cpu_destination_block": [-1, 9, -1, -1]}, "CPU destination block 9, but SOURCE_ONLY"),
         ({"num_rows": 4}, "`num_rows` is 4 but 3 rows are in use"),
     ],
 )
@@ -92,3 +93,19 @@ def test_UPL_7_a_wrong_ownership_array_is_refused():
             num_physical_blocks=10,
             is_owned=np.ones((2, 9), bool),
         )
+
+
+def test_UPL_7_copies_stay_in_the_compaction_area():
+    """UPL-3, UPL-7: with cpu_copy each row gathers into a block of its own in [K, N)."""
+    copying = {"source_kind": SourceKind.CPU_COPY}
+    check(plan(cpu_destination_block=[8, 9, -1, 10], **copying), num_cpu_blocks=11)
+    for columns, message in (
+        ([8, 9, -1, 11], r"Row 2 .*copies to CPU destination block 11, outside .* \[8, 11\)"),
+        ([8, 7, -1, 10], "Row 1 .*copies to CPU destination block 7, outside"),
+        ([8, -1, -1, 10], "Row 1 .*copies to CPU destination block -1, outside"),
+        ([8, 9, -1, 8], "Row 2 .*names CPU destination block 8, which row 0 writes too"),
+    ):
+        with pytest.raises(CompactionError, match=message):
+            check(plan(cpu_destination_block=columns, **copying), num_cpu_blocks=11)
+    with pytest.raises(CompactionError, match="`num_cpu_blocks` is None"):
+        check(plan(cpu_destination_block=[8, 9, -1, 10], **copying))

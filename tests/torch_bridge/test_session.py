@@ -50,7 +50,7 @@ def _stock_logits(model, token_ids, num_context):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_full_budget_drafts_are_bitwise_the_full_model(model, token_ids, dtype):
-    """CMP-2, CMP-3: teacher forcing over selections and block boundaries, every logit equal."""
+    """Teacher forcing over selections and block boundaries: every logit equal."""
     typed = model.to(dtype)
     try:
         expected = _stock_logits(typed, token_ids, 130)
@@ -156,7 +156,7 @@ def test_booked_costs_are_what_moved(session, token_ids):
 
 
 def test_unchanged_selection_uploads_nothing_and_is_still_published(model, token_ids):
-    """DIF-6, COM-2: want = held sends no byte, but the selection revision advances."""
+    """DIF-6: want = held sends no byte, but the selection revision advances."""
     session = make_session(model, policy="recency")
     session.prefill(token_ids[:200])
     before = session.runtime.metrics
@@ -168,7 +168,7 @@ def test_unchanged_selection_uploads_nothing_and_is_still_published(model, token
 
 
 def test_a_refused_selection_changes_nothing(session, token_ids):
-    """SEL-4, COM-7: a NaN score is refused by layer and block; tables and bytes stay."""
+    """SEL-4: a NaN score is refused by layer and block; tables and bytes stay."""
     session.prefill(token_ids[:200])
     before = session.resident.tensor.clone()
     residency = session.runtime.residency

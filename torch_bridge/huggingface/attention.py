@@ -17,6 +17,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from torch_bridge.huggingface.block_mass import BlockMassRecorder
+from torch_bridge.huggingface.layers import UnsupportedModelError
+
+_CHANGES_ATTENTION = ("s_aux", "softcap", "position_bias", "sinks", "head_mask")
+"""Keywords with which some models ask for another attention than softmax over scaled products."""
 
 ATTENTION_NAME = "blockcompact"
 """The `attn_implementation` under which the functions of this module are registered."""
@@ -53,11 +57,18 @@ def blockcompact_attention(
 
     Raises:
         ValueError: if dropout is asked for or a full-attention layer receives a mask.
+        UnsupportedModelError: if the model asks for another kind of attention.
     """
     recorder: BlockMassRecorder | None = kwargs.pop(RECORDER_KEYWORD, None)
     if kwargs.get("sliding_window") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    foreign = [name for name in _CHANGES_ATTENTION if kwargs.get(name) is not None]
+    if foreign:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} passes `{foreign[0]}` to attention, which the "
+            f"`{ATTENTION_NAME}` attention does not compute; this architecture is not supported."
         )
     if dropout or attention_mask is not None:
         raise ValueError(

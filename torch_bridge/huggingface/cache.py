@@ -20,6 +20,7 @@ import torch
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
+from torch_bridge.huggingface.layers import layer_types
 from torch_bridge.pools import FullKV
 from torch_bridge.resident import ResidentKV
 
@@ -159,19 +160,3 @@ class CompactedCache(Cache):
         for layer in self.layers:
             if not isinstance(layer, CompactedLayer):
                 layer.crop(0)
-
-
-def layer_types(config: PreTrainedConfig) -> list[str]:
-    """The attention kind of every decoder layer, in order.
-
-    Raises:
-        ValueError: for a kind that is neither full nor sliding-window attention.
-    """
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise ValueError(
-            f"`config.layer_types` names {sorted(unknown)}; expected full_attention or "
-            "sliding_attention. This architecture is not supported."
-        )
-    return list(kinds)

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels.layouts import Layout
-from torch_bridge.huggingface.cache import layer_types
+from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Names that geometry gives the supported KV dtypes."""
@@ -28,10 +28,12 @@ def geometry_of(
         The geometry; full-attention layers form one group, sliding-window layers another.
 
     Raises:
-        ValueError: for an attention kind or a dtype that is not supported.
+        UnsupportedModelError: for an architecture or a dtype that is not supported.
     """
     if dtype not in DTYPE_NAMES:
-        raise ValueError(f"`dtype` is {dtype}; expected one of {sorted(DTYPE_NAMES.values())}.")
+        raise UnsupportedModelError(
+            f"`dtype` is {dtype}; expected one of {sorted(DTYPE_NAMES.values())}."
+        )
     kinds = layer_types(config)
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads

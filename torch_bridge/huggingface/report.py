@@ -11,7 +11,7 @@ from rich.table import Table
 
 from torch_bridge.huggingface.baseline import Divergence, FullDecode
 from torch_bridge.huggingface.options import RunOptions
-from torch_bridge.huggingface.session import CompactionSession
+from torch_bridge.huggingface.session import CompactionSession, effective_budget_blocks
 from torch_bridge.huggingface.speculate import SpeculativeDecode
 from torch_bridge.models.load import LoadedModel
 
@@ -44,7 +44,10 @@ class RunReport:
         num_selections: selections made, the one after the prefill included.
         seconds: load, compile, prefill, full_decode (None if not run), compacted_decode, and its
             parts draft, verify and reselect.
-        speedup_vs_full: full_decode / compacted_decode, both per token; None if not compared.
+        tokens_per_second: rate of compacted decoding, without the first token, which the prefill
+            gave; None if there was only that.
+        tokens_per_second_full: the same of plain decoding; None if it did not run.
+        speedup_vs_full: ratio of the two rates; None if not compared.
         metrics: every metric of the MET contracts under its own name.
         memory_bytes: weights, full_kv_plain, full_kv_packed, resident_pool, scratch, and
             process_peak (the peak resident set of the process up to the end of decoding).
@@ -71,6 +74,8 @@ class RunReport:
     tokens_per_draft_forward: float | None
     num_selections: int
     seconds: dict[str, float | None]
+    tokens_per_second: float | None
+    tokens_per_second_full: float | None
     speedup_vs_full: float | None
     metrics: dict[str, int | float | None]
     memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -114,18 +119,20 @@ def make_report(
         peak_bytes: peak resident set of the process up to the end of the compacted decoding.
     """
     new_tokens = len(compacted.tokens)
-    speedup = None
+    rate = _ratio(new_tokens - 1, compacted_seconds)
+    full_rate = _ratio(len(full.tokens) - 1, full.seconds) if full is not None else None
     is_identical = None
-    if full is not None:
-        speedup = (full.seconds / len(full.tokens)) / (compacted_seconds / new_tokens)
-        is_identical = full.tokens == compacted.tokens if options.temperature == 0 else None
+    if full is not None and options.temperature == 0:
+        is_identical = full.tokens == compacted.tokens
     parts = session.seconds
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
         new_tokens=new_tokens,
         budget=str(options.budget),
-        budget_blocks=options.budget.num_blocks(num_context_tokens // options.block_tokens),
+        budget_blocks=effective_budget_blocks(
+            options.budget, num_context_tokens // options.block_tokens
+        ),
         block_tokens=options.block_tokens,
         dtype=options.dtype,
         layout=session.layout.label,
@@ -137,7 +144,9 @@ def make_report(
         tokens_identical_to_full=is_identical,
         first_divergence=full.divergence if full is not None else None,
         num_rounds=compacted.num_rounds,
-        acceptance_rate=_ratio(compacted.num_accepted, compacted.num_drafted),
+        acceptance_rate=(
+            compacted.num_accepted / compacted.num_drafted if compacted.num_drafted else None
+        ),
         tokens_per_round=_ratio(compacted.num_gained, compacted.num_rounds),
         tokens_per_draft_forward=_ratio(compacted.num_drafted, compacted.num_draft_forwards),
         num_selections=session.runtime.num_selections,
@@ -151,7 +160,9 @@ def make_report(
             "verify": parts.verify,
             "reselect": parts.reselect,
         },
-        speedup_vs_full=speedup,
+        tokens_per_second=rate,
+        tokens_per_second_full=full_rate,
+        speedup_vs_full=rate / full_rate if rate and full_rate else None,
         metrics=session.runtime.metrics.to_dict(),
         memory_bytes={
             "weights": loaded.weights_bytes,
@@ -161,8 +172,8 @@ def make_report(
     )
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if part > 0 and whole > 0 else None
 
 
 def to_json(report: RunReport) -> str:
@@ -195,8 +206,8 @@ def _decoding_table(report: RunReport) -> Table:
     table.add_row("load", _seconds(report.seconds["load"]))
     table.add_row("compile", _seconds(report.seconds["compile"]))
     table.add_row("prefill", _seconds(report.seconds["prefill"]))
-    table.add_row("full decoding", _rate(full, num_tokens))
-    table.add_row("compacted decoding", _rate(compacted, num_tokens))
+    table.add_row("full decoding", _rate(full, report.tokens_per_second_full))
+    table.add_row("compacted decoding", _rate(compacted, report.tokens_per_second))
     for part in ("draft", "verify", "reselect"):
         table.add_row(f"  {part}", _seconds(report.seconds[part]))
     table.add_row("speedup over full", _number(report.speedup_vs_full, "{:.2f} times"))
@@ -241,10 +252,10 @@ def _seconds(value: float | None) -> str:
     return _number(value, "{:.2f} s")
 
 
-def _rate(seconds: float | None, num_tokens: int) -> str:
-    if seconds is None:
+def _rate(seconds: float | None, tokens_per_second: float | None) -> str:
+    if seconds is None or tokens_per_second is None:
         return "not run"
-    return f"{seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
+    return f"{seconds:.2f} s, {tokens_per_second:.1f} tokens/s"
 
 
 def _identity(report: RunReport) -> str:

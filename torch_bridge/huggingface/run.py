@@ -53,13 +53,13 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
         prompt_file=options.prompt_file,
     )
     _check_fit(options, prompt.num_tokens, loaded)
-    # The last round drafts past the tokens asked for.
-    max_tokens = prompt.num_tokens + options.num_new_tokens + options.num_draft_tokens
+    num_draft_tokens = _num_draft_tokens(options)
     session = CompactionSession(
         model=loaded.model,
         limits=SessionLimits(
-            max_tokens=max_tokens,
-            num_draft_tokens=options.num_draft_tokens,
+            # The last round drafts past the tokens asked for.
+            max_tokens=prompt.num_tokens + options.num_new_tokens + num_draft_tokens,
+            num_draft_tokens=num_draft_tokens,
             num_lookup_tokens=options.num_lookup_tokens,
             reselect_every_rounds=options.reselect_every_rounds,
             block_tokens=options.block_tokens,
@@ -68,31 +68,39 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
         score_source=score_source(options.policy, seed=options.seed),
         layout=Layout[options.layout.upper()],
     )
-    try:
+    with session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
-    finally:
-        session.close()
+
+
+def _num_draft_tokens(options: RunOptions) -> int:
+    """Drafted tokens a round: no more than there are tokens to decode after the first."""
+    return max(1, min(options.num_draft_tokens, options.num_new_tokens - 1))
 
 
 def _check_fit(options: RunOptions, num_context_tokens: int, loaded: LoadedModel) -> None:
     """Refuses options that do not fit the model or the prompt, before anything is allocated."""
-    num_tokens = num_context_tokens + options.num_new_tokens + options.num_draft_tokens
     max_positions = loaded.max_positions
-    if max_positions is not None and num_tokens > max_positions:
+    num_after = options.num_new_tokens + _num_draft_tokens(options)
+    if max_positions is not None and num_context_tokens + num_after > max_positions:
+        remedy = f"Lower `context` to at most {max_positions - num_after:,}"
+        if num_after >= max_positions:
+            remedy = f"Lower `new-tokens` below {max_positions:,}"
         raise OptionError(
             f"`context` {num_context_tokens:,} with {options.num_new_tokens:,} new tokens and "
-            f"{options.num_draft_tokens} drafted ones needs {num_tokens:,} positions; "
-            f"{loaded.name} has {max_positions:,}. Lower `context` to at most "
-            f"{max_positions - num_tokens + num_context_tokens:,}"
+            f"{_num_draft_tokens(options)} drafted ones needs "
+            f"{num_context_tokens + num_after:,} positions; {loaded.name} has "
+            f"{max_positions:,}. {remedy}"
         )
-    num_whole_blocks = num_context_tokens // options.block_tokens
-    budget_blocks = options.budget.num_blocks(num_whole_blocks)
-    num_needed = min(SINK_BLOCKS + RECENT_BLOCKS, num_whole_blocks)
-    if budget_blocks < num_needed:
+    if max_positions is not None and options.block_tokens > max_positions:
         raise OptionError(
-            f"`budget` {options.budget} of {num_whole_blocks} whole blocks is {budget_blocks} "
-            f"blocks; expected at least {num_needed}: {SINK_BLOCKS} sink and {RECENT_BLOCKS} "
-            "recent. Raise `budget` or lower `block-tokens`"
+            f"`block-tokens` is {options.block_tokens:,}; expected at most the {max_positions:,} "
+            f"positions of {loaded.name}"
+        )
+    num_needed = SINK_BLOCKS + RECENT_BLOCKS
+    if options.budget.blocks is not None and options.budget.blocks < num_needed:
+        raise OptionError(
+            f"`budget` {options.budget} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent "
+            f"block; give at least {num_needed}b, or a fraction"
         )
 
 
@@ -108,14 +116,14 @@ def _run_session(
     watcher.on_stage("compiling the planning step", None)
     begin = time.perf_counter()
     session.warm_up()
-    warm_up(options.num_draft_tokens)
+    sampler = Sampler(temperature=options.temperature, seed=options.seed)
+    warm_up(sampler, session.limits.num_draft_tokens, model.config.get_text_config().vocab_size)
     compile_seconds = time.perf_counter() - begin
     watcher.on_stage(f"prefilling {len(context):,} tokens", None)
     begin = time.perf_counter()
     logits = session.prefill(context)
     prefill_seconds = time.perf_counter() - begin
     prefix = StockPrefix(session.cache) if options.compare_full else None
-    sampler = Sampler(temperature=options.temperature, seed=options.seed)
     first_token = sampler.choose(logits)
     watcher.on_stage("decoding with compacted KV", options.num_new_tokens)
     text = TextStream(loaded.tokenizer, watcher)
@@ -134,6 +142,7 @@ def _run_session(
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     full = None
     if prefix is not None:
+        model.set_attn_implementation(session.stock_attention)
         full = _decode_full(options, watcher, model, prefix, compacted.tokens)
     return make_report(
         options=options,
@@ -157,7 +166,6 @@ def _decode_full(
     compacted_tokens: list[int],
 ) -> FullDecode:
     watcher.on_stage("decoding with the full KV", options.num_new_tokens)
-    model.set_attn_implementation("sdpa")
     return decode_full(
         model,
         prefix.to_stock(model.config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch_bridge.huggingface.attention import RECORDER_KEYWORD, register
 from torch_bridge.huggingface.block_mass import BlockMassRecorder
 from torch_bridge.huggingface.cache import CompactedCache, Phase
 from torch_bridge.huggingface.geometry import geometry_of
+from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.options import Budget
 from torch_bridge.huggingface.policies import ScoreSource
 from torch_bridge.pools import FullKV, KVShape, PackedKV
@@ -37,8 +39,13 @@ SINK_BLOCKS = 1
 RECENT_BLOCKS = 1
 
 
+def effective_budget_blocks(budget: Budget, num_whole_blocks: int) -> int:
+    """Blocks a layer that a budget comes to; a small one still holds sink and recent blocks."""
+    return max(budget.num_blocks(num_whole_blocks), SINK_BLOCKS + RECENT_BLOCKS)
+
+
 def selection_policy(*, max_want: int) -> SelectionPolicy:
-    """How a session selects: first block, newest block, and the best by maximal attention mass.
+    """How a session selects: first block, newest block, and the best by mean attention mass.
 
     A growing sequence may meet a fractional budget that is still below sink + recent; the policy
     then keeps those and records the effective budget.
@@ -91,12 +98,13 @@ class CompactionSession:
 
     def __post_init__(self) -> None:
         config = self.model.config.get_text_config(decoder=True)
+        self.stock_attention = _stock_attention(self.model)
         limits, dtype = self.limits, self.model.dtype
         self.geometry = geometry_of(
             config, block_tokens=limits.block_tokens, dtype=dtype, layout=self.layout
         )
         max_blocks = -(-limits.max_tokens // limits.block_tokens)
-        selection = selection_policy(max_want=limits.budget.num_blocks(max_blocks))
+        selection = selection_policy(max_want=effective_budget_blocks(limits.budget, max_blocks))
         layer = self.geometry.layers[self.geometry.full_layers[0]]
         shape = KVShape(
             num_rows=self.geometry.num_rows,
@@ -200,13 +208,16 @@ class CompactionSession:
         begin = time.perf_counter()
         limits = self.limits
         scores = self.score_source(to_jax(self.recorder.mass))
-        budget = limits.budget.num_blocks(self.num_tokens // limits.block_tokens)
+        num_whole_blocks = self.num_tokens // limits.block_tokens
+        budget = effective_budget_blocks(limits.budget, num_whole_blocks)
         tables = self.runtime.reselect(scores, num_tokens=self.num_tokens, budget_blocks=budget)
-        self.resident.set_tables(
+        table_begin = time.perf_counter()
+        num_entries = self.resident.set_tables(
             tables.selected_physical_blocks,
             tables.tail_physical_blocks,
             tables.tail_start_token_position,
         )
+        self.runtime.book_tables(num_entries, table_us=(time.perf_counter() - table_begin) * 1e6)
         tail = self.full.tensor[:, :, :, tables.unfilled_token_position : self.num_tokens]
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
         self.seconds.reselect += time.perf_counter() - begin
@@ -222,9 +233,16 @@ class CompactionSession:
         }
 
     def close(self) -> None:
-        """Unregisters every store. The session cannot be used afterwards."""
+        """Gives the model its own attention back and unregisters every store, for good."""
+        self.model.set_attn_implementation(self.stock_attention)
         for pool in (self.full.pool, self.packed.pool, self.resident.pool):
             pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _forward(
         self, token_ids: list[int], *, is_scored: bool = False, logits_to_keep: int = 0
@@ -238,3 +256,14 @@ class CompactionSession:
                 logits_to_keep=logits_to_keep,
                 **keywords,
             ).logits[0]
+
+
+def _stock_attention(model: PreTrainedModel) -> str:
+    """The model's own attention implementation, which must be scaled dot-product attention."""
+    name = model.config._attn_implementation  # no public getter exists
+    if name != "sdpa":
+        raise UnsupportedModelError(
+            f"{type(model).__name__} uses the attention implementation {name!r}; expected 'sdpa'. "
+            "Load it with attn_implementation='sdpa'; a model that refuses it is not supported."
+        )
+    return name

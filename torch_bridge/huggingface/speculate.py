@@ -25,7 +25,7 @@ class SpeculativeDecode:
     Attributes:
         tokens: the new tokens; each is the full model's own choice.
         num_rounds: draft-and-verify rounds.
-        num_drafted: tokens drafted.
+        num_drafted: tokens drafted, those past the last wanted one left out.
         num_accepted: of these, tokens accepted.
         num_gained: tokens that the rounds gave, before the end of the text cut any.
         num_draft_forwards: forwards that drafted them; fewer than `num_drafted` where the lookup
@@ -87,12 +87,14 @@ def decode_speculative(
         num_kept, next_token = _accept(draft, logits, sampler)
         session.confirm(num_kept + 1)
         gained = _until_end([*draft.tokens[:num_kept], next_token], eos_token_ids)
-        gained = gained[: num_tokens - len(tokens)]
+        num_missing = num_tokens - len(tokens)
+        gained = gained[:num_missing]
         tokens += gained
         lookup.extend(gained)
         num_draft_forwards += draft.num_forwards
-        num_drafted += limits.num_draft_tokens
-        num_accepted += num_kept
+        num_wanted = min(limits.num_draft_tokens, num_missing)
+        num_drafted += num_wanted
+        num_accepted += min(num_kept, num_wanted)
         num_gained += num_kept + 1
         on_tokens(gained)
         if is_scored:
@@ -163,8 +165,13 @@ def _until_end(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
     return tokens
 
 
-def warm_up(num_draft_tokens: int) -> None:
-    """Compiles the greedy acceptance of `num_draft_tokens` tokens, so that no round pays for it."""
-    _accept_greedy(
-        np.zeros(num_draft_tokens, np.int32), np.zeros(num_draft_tokens + 1, np.int32)
-    ).num_accepted.block_until_ready()
+def warm_up(sampler: Sampler, num_draft_tokens: int, num_vocabulary: int) -> None:
+    """Compiles the acceptance of `num_draft_tokens` drafts, so that no round pays for it."""
+    drafted = np.zeros(num_draft_tokens, np.int32)
+    if sampler.is_greedy:
+        acceptance = _accept_greedy(drafted, np.zeros(num_draft_tokens + 1, np.int32))
+    else:
+        uniform = np.full((num_draft_tokens + 1, num_vocabulary), 1 / num_vocabulary, np.float32)
+        uniforms = np.zeros(num_draft_tokens, np.float32)
+        acceptance = _accept_sampled(drafted, uniform[1:], uniform, uniforms, np.float32(0))
+    acceptance.num_accepted.block_until_ready()

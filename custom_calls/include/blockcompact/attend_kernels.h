@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "blockcompact/attend.h"
 #include "blockcompact/head_kernels.h"
@@ -82,24 +83,49 @@ struct AttendKernels {
   float (*sum)(const float* weights, int64_t num_weights);
   void (*value)(const ValueJob& job);
   float (*merge)(const MergeJob& job);  // returns log(sum(exp))
+  // Around score and value jobs of at most num_rows rows on one thread; null: nothing to do. Their
+  // queries, scores and weights are readable, scores writable, for kSpareRows rows more.
+  void (*enter)(int64_t num_rows) = nullptr;
+  void (*leave)() = nullptr;
 };
 
-AttendKernels SelectAttendKernels(Impl impl, AttendType type);
+inline constexpr int64_t kSpareRows = 16;
+
+// The best kernels that an implementation has on this machine. `avx512` uses products of bf16 pairs
+// and AMX tiles where the machine has them.
+AttendKernels SelectAttendKernels(Impl impl, AttendType type, int64_t dims_padded);
+
+struct NamedAttendKernels {
+  const char* name;
+  AttendKernels kernels;
+};
+
+// All that this machine can run, for tests.
+std::vector<NamedAttendKernels> AvailableAttendKernels(AttendType type, int64_t dims_padded);
 
 inline constexpr int64_t PaddedDims(int64_t head_dim) {
   return (head_dim + kDimsOfWord - 1) / kDimsOfWord * kDimsOfWord;
 }
+
+// Makes every call use these kernels, for tests; null returns to the choice above.
+void ForceAttendKernels(const AttendKernels* kernels);
 
 namespace scalar {
 AttendKernels AttendKernelsOf(AttendType type);
 }
 #if defined(__x86_64__)
 namespace avx2 {
+bool HasFma();
 AttendKernels AttendKernelsOf(AttendType type);
-}
+}  // namespace avx2
 namespace avx512 {
-AttendKernels AttendKernelsOf(AttendType type);
-}
+bool HasPairProducts();
+AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products);
+}  // namespace avx512
+namespace amx {
+bool IsAvailable(int64_t dims_padded);
+AttendKernels WithTiles(AttendKernels kernels);  // bf16 scores and weighted sums on tiles
+}  // namespace amx
 #endif
 
 }  // namespace blockcompact

@@ -1,0 +1,195 @@
+// Scores and weighted sums of bf16 on AMX tiles: K and V tiles are operands as they lie.
+#include <algorithm>
+#include <cstring>
+
+#include "blockcompact/attend_kernels.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TARGET_AMX __attribute__((target("avx512f,amx-tile,amx-bf16")))
+
+namespace blockcompact::amx {
+namespace {
+
+constexpr int64_t kMaxRows = 16;
+constexpr int64_t kLine = 64;  // bytes
+constexpr int64_t kMaxCopiedDims = 512;
+
+// Tile registers: 0-3 sums, 4 and 5 operands of scores, 6 and 7 operands of weighted sums.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
+  uint8_t num_rows[16] = {};
+};
+
+thread_local int64_t tile_rows = 0;  // rows of the sums and of the left operands
+
+// The intrinsics do not tell the compiler that they read memory.
+inline void Publish(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+
+TARGET_AMX void Enter(int64_t num_rows) {
+  tile_rows = std::min(num_rows, kMaxRows);
+  TileConfig config;
+  const auto rows = static_cast<uint8_t>(tile_rows);
+  for (int tile : {0, 1, 2, 3, 4, 6}) config.num_rows[tile] = rows;
+  config.num_rows[5] = 16;
+  config.num_rows[7] = 8;
+  Publish(&config);
+  _tile_loadconfig(&config);
+}
+
+TARGET_AMX void Leave() { _tile_release(); }
+
+inline void PrefetchLines(const std::byte* first, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    _mm_prefetch(reinterpret_cast<const char*>(first + i * kLine), _MM_HINT_T0);
+  }
+}
+
+TARGET_AMX void Score(const ScoreJob& job) {
+  Publish(job.queries);
+  const int64_t row_bytes = job.dims_padded * 2;
+  for (int64_t first = 0; first < job.num_rows; first += kMaxRows) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t byte = 0; byte < row_bytes; byte += kLine) {
+      if (first == 0) {
+        for (const std::byte* next : job.next_k_tiles) PrefetchLines(next + 16 * byte, 16);
+      }
+      _tile_loadd(4, job.queries + first * row_bytes + byte, row_bytes);
+      _tile_loadd(5, job.k_tiles[0] + 16 * byte, kLine);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(5, job.k_tiles[1] + 16 * byte, kLine);
+      _tile_dpbf16ps(1, 4, 5);
+      _tile_loadd(5, job.k_tiles[2] + 16 * byte, kLine);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(5, job.k_tiles[3] + 16 * byte, kLine);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+    float* scores = job.scores + first * kChunkTokens;
+    _tile_stored(0, scores, kChunkTokens * 4);
+    _tile_stored(1, scores + kTileTokens, kChunkTokens * 4);
+    _tile_stored(2, scores + 2 * kTileTokens, kChunkTokens * 4);
+    _tile_stored(3, scores + 3 * kTileTokens, kChunkTokens * 4);
+  }
+}
+
+// Adds to kGroups x 16 dims of up to 16 rows.
+template <int kGroups>
+TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t first_group,
+                          float* sums, bool is_prefetching) {
+  const int64_t row_bytes = job.dims_padded * 4;
+  Publish(sums);
+  _tile_loadd(0, sums, row_bytes);
+  if constexpr (kGroups > 1) _tile_loadd(1, sums + kDimsOfWord, row_bytes);
+  if constexpr (kGroups > 2) _tile_loadd(2, sums + 2 * kDimsOfWord, row_bytes);
+  if constexpr (kGroups > 3) _tile_loadd(3, sums + 3 * kDimsOfWord, row_bytes);
+  for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
+    const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
+    const std::byte* v = job.v_tiles[tile].base + first_group * stride;
+    if (is_prefetching) {
+      const VTile& next = job.next_v_tiles[tile];
+      for (int64_t group = first_group; group < first_group + kGroups; ++group) {
+        PrefetchLines(next.base + group * next.dim_group_stride_bytes, 8);
+      }
+    }
+    _tile_loadd(6, weights + tile * kTileTokens * 2, kChunkTokens * 2);
+    _tile_loadd(7, v, kLine);
+    _tile_dpbf16ps(0, 6, 7);
+    if constexpr (kGroups > 1) {
+      _tile_loadd(7, v + stride, kLine);
+      _tile_dpbf16ps(1, 6, 7);
+    }
+    if constexpr (kGroups > 2) {
+      _tile_loadd(7, v + 2 * stride, kLine);
+      _tile_dpbf16ps(2, 6, 7);
+    }
+    if constexpr (kGroups > 3) {
+      _tile_loadd(7, v + 3 * stride, kLine);
+      _tile_dpbf16ps(3, 6, 7);
+    }
+  }
+  _tile_stored(0, sums, row_bytes);
+  if constexpr (kGroups > 1) _tile_stored(1, sums + kDimsOfWord, row_bytes);
+  if constexpr (kGroups > 2) _tile_stored(2, sums + 2 * kDimsOfWord, row_bytes);
+  if constexpr (kGroups > 3) _tile_stored(3, sums + 3 * kDimsOfWord, row_bytes);
+}
+
+void AddRows(const ValueJob& job, const std::byte* weights, float* sums, bool is_prefetching) {
+  const int64_t num_groups = job.dims_padded / kDimsOfWord;
+  int64_t group = 0;
+  for (; group + 4 <= num_groups; group += 4) {
+    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord, is_prefetching);
+  }
+  for (; group < num_groups; group += 2) {
+    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord, is_prefetching);
+  }
+}
+
+void Value(const ValueJob& job) {
+  for (int64_t first = 0; first < job.num_rows; first += kMaxRows) {
+    const int64_t num_rows = std::min(kMaxRows, job.num_rows - first);
+    const std::byte* weights = job.weights + first * kChunkTokens * 2;
+    float* sums = job.sums + first * job.dims_padded;
+    if (num_rows == tile_rows) {
+      AddRows(job, weights, sums, first == 0);
+      continue;
+    }
+    // The registers hold more rows than there are: work on a copy.
+    alignas(64) float copy[kMaxRows * kMaxCopiedDims];
+    const auto num_bytes = static_cast<size_t>(num_rows * job.dims_padded) * sizeof(float);
+    std::memset(copy, 0, static_cast<size_t>(kMaxRows * job.dims_padded) * sizeof(float));
+    std::memcpy(copy, sums, num_bytes);
+    AddRows(job, weights, copy, first == 0);
+    std::memcpy(sums, copy, num_bytes);
+  }
+}
+
+// The kernel lets a process use tile registers only once it has asked.
+bool MayUseTiles() {
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool HasTiles() {
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  const bool has_bf16_tiles = (d & (1U << 22)) != 0 && (d & (1U << 24)) != 0;
+  return has_bf16_tiles && MayUseTiles();
+}
+
+}  // namespace
+
+bool IsAvailable(int64_t dims_padded) {
+  static const bool has_tiles = HasTiles();
+  return has_tiles && dims_padded % 32 == 0 && dims_padded <= kMaxCopiedDims;
+}
+
+AttendKernels WithTiles(AttendKernels kernels) {
+  kernels.enter = Enter;
+  kernels.leave = Leave;
+  kernels.score = Score;
+  kernels.value = Value;
+  return kernels;
+}
+
+}  // namespace blockcompact::amx
+
+#else
+
+namespace blockcompact::amx {
+
+bool IsAvailable(int64_t) { return false; }
+AttendKernels WithTiles(AttendKernels kernels) { return kernels; }
+
+}  // namespace blockcompact::amx
+#endif
