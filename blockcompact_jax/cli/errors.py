@@ -21,8 +21,9 @@ class UserError(Exception):
 def error_boundary() -> Generator[None]:
     """End the process with one clear line for an expected error, and quietly for Ctrl-C.
 
-    Expected are `UserError`, this project's own kinds of `ValueError` and a full disk; anything else
-    is a fault of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks are shown.
+    Expected are `UserError`, this project's own kinds of `ValueError` and a full disk; anything
+    else is a fault of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks
+    are shown.
 
     Raises:
         SystemExit: With `EXIT_REFUSED` or `EXIT_INTERRUPTED`.
