@@ -26,11 +26,12 @@ class Kind:
     tables: TableSupport
     granularity: OwnershipGranularity
     source_kind: SourceKind
+    max_tail: int
 
     @property
     def policy(self):
         return StepPolicy(
-            selection=SelectionPolicy(max_want=8, max_tail=MAX_BLOCKS),
+            selection=SelectionPolicy(max_want=8, max_tail=self.max_tail),
             retention=RetentionPolicy(tables=self.tables),
             max_upload=12,
             source_kind=self.source_kind,
@@ -54,9 +55,12 @@ class Kind:
         }
 
 
+# Shared tables pad from a tail of all blocks; layer tables need none, so theirs is cut amid ties.
 KINDS = {
-    "shared": Kind(TableSupport.SHARED, OwnershipGranularity.GROUP, SourceKind.SOURCE_ONLY),
-    "layer": Kind(TableSupport.LAYER, OwnershipGranularity.LAYER, SourceKind.CPU_COPY),
+    "shared": Kind(
+        TableSupport.SHARED, OwnershipGranularity.GROUP, SourceKind.SOURCE_ONLY, MAX_BLOCKS
+    ),
+    "layer": Kind(TableSupport.LAYER, OwnershipGranularity.LAYER, SourceKind.CPU_COPY, 4),
 }
 
 
