@@ -32,7 +32,7 @@ test: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
 
