@@ -38,12 +38,15 @@ class Workload:
 
 WORKLOADS = {
     "long": [
-        Workload(model="smollm2-135m", dtype=dtype, context=8000, budget="10%", lookup_tokens=n)
+        Workload(model="smollm2-135m", dtype=dtype, context=8000, budget="10%", lookup_tokens=7)
         for dtype in ("bfloat16", "float32")
-        for n in (3, 0)
+    ],
+    "long-without-lookup": [
+        Workload(model="smollm2-135m", dtype=dtype, context=8000, budget="10%", lookup_tokens=0)
+        for dtype in ("bfloat16", "float32")
     ],
     "short": [
-        Workload(model=model, dtype=dtype, context=2048, budget="25%", lookup_tokens=3)
+        Workload(model=model, dtype=dtype, context=2048, budget="25%", lookup_tokens=7)
         for model in ("smollm2-135m", "gemma3-270m")
         for dtype in ("float32", "bfloat16")
     ],
