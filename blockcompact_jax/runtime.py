@@ -9,7 +9,7 @@ very end, so a fault anywhere before leaves the old tables, bytes and reference 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -51,6 +51,10 @@ from blockcompact_jax.typed_jit import typed_jit
 
 _ROW_COLUMNS = ("layer_row", "source_block", "physical_block", "valid_tokens")
 """What the transfer reads of each row of an upload plan."""
+
+# Tables are per layer, so a retention moves no bytes and takes no time doing so. Metadata goes to
+# nobody, so its time stays unmeasured.
+_NO_COSTS = CompactionMetrics(plan_us=0.0, table_us=0.0, wait_us=0.0, allocator_us=0.0, move_us=0.0)
 
 _graduate = typed_jit(static_argnames=("geometry",))(graduate)
 _reserve = typed_jit(static_argnames=("geometry", "max_reserve", "kind"))(reserve)
@@ -104,13 +108,6 @@ class Pools:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PartTimes:
-    plan_us: float
-    wait_us: float
-    allocator_us: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class _State:
     residency: Residency
     ownership: Ownership
@@ -152,10 +149,7 @@ class CompactionRuntime:
             retention=RetentionPolicy(tables=TableSupport.LAYER),
             max_upload=selection.max_want,
         )
-        # Tables are per layer, so a retention moves no bytes and takes no time doing so.
-        self.metrics = CompactionMetrics(
-            plan_us=0.0, table_us=0.0, wait_us=0.0, allocator_us=0.0, move_us=0.0
-        )
+        self.metrics = _NO_COSTS
         self.num_selections = 0
         self._num_packed_blocks = 0
         self._pools: Pools | None = None
@@ -291,12 +285,16 @@ class CompactionRuntime:
         )
         tables = self._tables(num_tokens, is_first=self.num_selections == 0)
         self.num_selections += 1
-        times = _PartTimes(
-            plan_us=(planned - begin + committed - uploaded) * 1e6,
-            wait_us=(uploaded - planned) * 1e6,
-            allocator_us=(time.perf_counter() - committed) * 1e6,
+        self._book(
+            plan,
+            commit,
+            replace(
+                _NO_COSTS,
+                plan_us=(planned - begin + committed - uploaded) * 1e6,
+                wait_us=(uploaded - planned) * 1e6,
+                allocator_us=(time.perf_counter() - committed) * 1e6,
+            ),
         )
-        self._book(plan, commit, times)
         return tables
 
     def _attached(self) -> Pools:
@@ -367,31 +365,19 @@ class CompactionRuntime:
 
     def book_tables(self, num_entries: int, *, table_us: float) -> None:
         """Books the table entries that the engine wrote for the newest selection, and the time."""
-        self.metrics = self.metrics.add(
-            CompactionMetrics(
-                table_entries_written=num_entries,
-                plan_us=0.0,
-                table_us=table_us,
-                wait_us=0.0,
-                allocator_us=0.0,
-                move_us=0.0,
-            )
-        )
+        written = replace(_NO_COSTS, table_entries_written=num_entries, table_us=table_us)
+        self.metrics = self.metrics.add(written)
 
-    def _book(self, plan: StepPlan, commit: StepCommit, times: _PartTimes) -> None:
-        """Adds one selection to the metrics: bytes moved, entries written, blocks freed."""
+    def _book(self, plan: StepPlan, commit: StepCommit, times: CompactionMetrics) -> None:
+        """Adds one selection to the metrics: its times, bytes moved and blocks freed."""
         upload_bytes = int(plan.upload.num_rows) * self._attached().resident.shape.block_bytes
         self.metrics = self.metrics.add(
-            CompactionMetrics(
+            replace(
+                times,
                 h2d_bytes=upload_bytes,
                 unpack_bytes=upload_bytes,
                 scatter_bytes=upload_bytes,
                 metadata_elements=int(plan.upload.num_rows) * len(_ROW_COLUMNS),
                 physical_blocks_released=int(commit.retirement.physical_blocks_released),
-                move_us=0.0,
-                plan_us=times.plan_us,
-                table_us=0.0,
-                wait_us=times.wait_us,
-                allocator_us=times.allocator_us,
             )
         )

@@ -6,11 +6,11 @@ import resource
 import time
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
+from torch_bridge.huggingface.geometry import DTYPE_NAMES
 from torch_bridge.huggingface.options import NullObserver, OptionError, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.report import RunReport, make_report
@@ -25,7 +25,7 @@ from torch_bridge.huggingface.speculate import decode_speculative, warm_up
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) -> RunReport:
