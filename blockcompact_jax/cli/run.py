@@ -59,6 +59,13 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
             help="Packed layout of the full KV: amx (block and head size multiples of 32) or vec."
         ),
     ] = "amx",
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="blocks attends to packed and resident blocks in place; gathered copies them "
+            "together for stock attention: slower, bit for bit the stock results."
+        ),
+    ] = "blocks",
     temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
@@ -78,7 +85,12 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     from torch_bridge.huggingface.options import OptionError, RunOptions, parse_budget
     from torch_bridge.prompts import read_prompt
 
-    checked: dict[str, Any] = {"policy": policy, "dtype": dtype, "layout": layout}
+    checked: dict[str, Any] = {
+        "policy": policy,
+        "dtype": dtype,
+        "layout": layout,
+        "attention": attention,
+    }
     try:
         options = RunOptions(
             model=model,

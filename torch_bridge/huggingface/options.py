@@ -11,10 +11,12 @@ from torch_bridge.models.progress import SilentObserver, StageObserver
 DType = Literal["float32", "bfloat16"]
 PolicyName = Literal["attention", "recency", "random"]
 LayoutName = Literal["amx", "vec"]
+AttentionName = Literal["blocks", "gathered"]
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
+ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 
 
 class OptionError(ValueError):
@@ -139,6 +141,8 @@ class RunOptions:
         dtype: Data type of weights and KV cache.
         layout: Packed layout of the full KV; "amx" needs `block_tokens` and the head size to be
             multiples of 32, "vec" takes any.
+        attention: "blocks" attends in place, over packed and resident blocks; "gathered" copies
+            them together for stock attention, slower and bit for bit the stock results.
         temperature: Sampling temperature; 0 decodes greedily.
         seed: Seed of every random choice (sampling, the random policy), in [0, 2**63).
         compare_full: Also decode with full attention and compare.
@@ -157,6 +161,7 @@ class RunOptions:
     policy: PolicyName = "attention"
     dtype: DType = "float32"
     layout: LayoutName = "amx"
+    attention: AttentionName = "blocks"
     temperature: float = 0.0
     seed: int = 0
     compare_full: bool = True
@@ -176,7 +181,12 @@ class RunOptions:
             value = getattr(self, name)
             if value < 1:
                 raise OptionError(f"`{name}` is {value}, expected 1 or more")
-        for name, known in (("policy", POLICIES), ("dtype", DTYPES), ("layout", LAYOUTS)):
+        for name, known in (
+            ("policy", POLICIES),
+            ("dtype", DTYPES),
+            ("layout", LAYOUTS),
+            ("attention", ATTENTIONS),
+        ):
             value = getattr(self, name)
             if value not in known:
                 raise OptionError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")

@@ -67,6 +67,7 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
         ),
         score_source=score_source(options.policy, seed=options.seed),
         layout=Layout[options.layout.upper()],
+        attention=options.attention,
     )
     with session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
