@@ -126,7 +126,6 @@ def make_report(
     is_identical = None
     if full is not None and options.temperature == 0:
         is_identical = full.tokens == compacted.tokens
-    parts = session.seconds
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
@@ -159,9 +158,7 @@ def make_report(
             "prefill": prefill_seconds,
             "full_decode": full.seconds if full is not None else None,
             "compacted_decode": compacted_seconds,
-            "draft": parts.draft,
-            "verify": parts.verify,
-            "reselect": parts.reselect,
+            **vars(session.seconds),
         },
         tokens_per_second=rate,
         tokens_per_second_full=full_rate,
