@@ -56,7 +56,8 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     A model with a short name is fetched on first use. Generated text goes to stdout, progress to
     stderr.
     """
-    from torch_bridge.huggingface.options import OptionError, RunOptions, parse_budget
+    from torch_bridge.budget import OptionError, parse_budget
+    from torch_bridge.huggingface.options import RunOptions
     from torch_bridge.prompts import read_prompt
 
     checked: dict[str, Any] = {

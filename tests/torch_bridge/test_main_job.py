@@ -5,7 +5,8 @@ import torch
 from transformers import DynamicCache
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.huggingface.options import Budget, RunOptions
+from torch_bridge.budget import Budget
+from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.run import run_decoding
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits

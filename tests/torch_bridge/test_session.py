@@ -6,10 +6,10 @@ import torch
 from transformers import DynamicCache
 
 from blockcompact_jax.kernels import Layout, packed_k_offsets, packed_v_offsets
+from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix
 from torch_bridge.huggingface.cache import CompactedLayer
 from torch_bridge.huggingface.layers import UnsupportedModelError
-from torch_bridge.huggingface.options import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 

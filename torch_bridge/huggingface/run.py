@@ -9,9 +9,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
+from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
-from torch_bridge.huggingface.options import NullObserver, OptionError, RunObserver, RunOptions
+from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.report import RunReport, make_report
 from torch_bridge.huggingface.sampling import Sampler

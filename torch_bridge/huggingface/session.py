@@ -14,6 +14,7 @@ from blockcompact_jax.kernels import Layout
 from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
 from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import SelectionPolicy, SmallBudget
+from torch_bridge.budget import Budget
 from torch_bridge.dlpack import to_jax
 from torch_bridge.full import FullKV
 from torch_bridge.huggingface.attention import BLOCKS_KEYWORD, register
@@ -21,7 +22,7 @@ from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES, Blo
 from torch_bridge.huggingface.cache import CompactedCache, Phase
 from torch_bridge.huggingface.geometry import geometry_of
 from torch_bridge.huggingface.layers import UnsupportedModelError
-from torch_bridge.huggingface.options import AttentionName, Budget
+from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.huggingface.policies import ScoreSource
 from torch_bridge.pools import KVShape
 from torch_bridge.resident import ResidentKV
