@@ -5,6 +5,7 @@ registered pool is named by a static ID, and its writes are ordered by an `ord` 
 """
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -251,7 +252,7 @@ class RegisteredPool:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):
+        if not getattr(self, "_is_closed", True) and not sys.is_finalizing():
             warnings.warn(
                 f"pool {self.pool_id} was dropped without close()", ResourceWarning, stacklevel=2
             )

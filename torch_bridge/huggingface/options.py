@@ -1,7 +1,7 @@
 """Options of a decoding run, their checks, and the observer a run reports to. Needs no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -52,7 +52,7 @@ class RunOptions:
     prompt_file: Path | None = None
     context_tokens: int = 2048
     num_new_tokens: int = 128
-    budget: Budget = Budget(fraction=0.25)
+    budget: Budget = field(default_factory=lambda: Budget(fraction=0.25))
     block_tokens: int = 32
     num_draft_tokens: int = 8
     num_lookup_tokens: int = 7

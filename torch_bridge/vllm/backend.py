@@ -1,0 +1,181 @@
+"""vLLM's CPU attention backend, with the attend policy for full-attention groups.
+
+The builder sees each step's block tables before any layer runs: it recognises the decoding
+requests, gives each layer a table of the selected blocks and the tail, and vLLM's own kernel
+attends to them. Every so often a request is scored: its newest query attends to all blocks in one
+native call that also gives each block's attention mass, and the next step's builder selects anew.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+
+from blockcompact_jax.geometry import ModelGeometry
+from torch_bridge.huggingface.geometry import DTYPE_NAMES
+from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
+from torch_bridge.vllm.config import AttendConfig, parse_config
+from torch_bridge.vllm.kv_blocks import LAYOUTS
+from torch_bridge.vllm.versions import check_version
+
+
+class UnsupportedEngineError(ValueError):
+    """An engine configuration that compaction cannot serve."""
+
+
+@dataclass
+class CompactedMetadata(CPUAttentionMetadata):
+    """Metadata of a step in which some rows attend to selected blocks.
+
+    Attributes:
+        step: what each layer attends to; None where every row attends to all its blocks.
+    """
+
+    step: StepCompaction | None = None
+
+
+class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Builds stock metadata, and compacted metadata for full-attention groups when asked to."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        config = parse_config(vllm_config.additional_config)
+        is_full = isinstance(kv_cache_spec, FullAttentionSpec) and self.window_size == -1
+        self.compaction: GroupCompaction | None = None
+        if config is not None and is_full:
+            self.compaction = self._make_compaction(config)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> CPUAttentionMetadata:
+        """Builds the metadata of a step; every layer of the group receives it."""
+        common = common_attn_metadata
+        if self.compaction is None:
+            return super().build(common_prefix_len, common, fast_build)
+        num_tokens = common.seq_lens[: common.num_reqs].numpy()
+        num_queries = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+        step = self.compaction.begin_step(
+            common.block_table_tensor[: common.num_reqs].numpy(), num_tokens, num_queries == 1
+        )
+        if step is None:
+            return super().build(common_prefix_len, common, fast_build)
+        compacted = replace(common, seq_lens=torch.from_numpy(step.tables.num_keys))
+        metadata = super().build(common_prefix_len, compacted, fast_build)
+        return CompactedMetadata(**vars(metadata), step=step)
+
+    def _make_compaction(self, config: AttendConfig) -> GroupCompaction:
+        check_version()
+        self._check_engine()
+        return GroupCompaction(
+            config,
+            geometry=ModelGeometry.uniform(
+                num_layers=len(self.layer_names),
+                num_query_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                block_tokens=self.block_size,
+                dtype=DTYPE_NAMES[self.dtype],
+                layout=self.isa,
+            ),
+            layer_names=self.layer_names,
+            layout=LAYOUTS[self.isa],
+            max_tokens=self.vllm_config.model_config.max_model_len,
+        )
+
+    def _check_engine(self) -> None:
+        config = self.vllm_config
+        faults = {
+            f"its attention packs KV as {self.isa!r}; expected one of {', '.join(LAYOUTS)}. Use a "
+            "block size that is a multiple of 32": self.isa not in LAYOUTS,
+            f"its dtype is {self.dtype}; expected float32 or bfloat16": self.dtype
+            not in (torch.float32, torch.bfloat16),
+            f"its KV-cache dtype is {self.kv_cache_dtype!r}; expected 'auto'": self.kv_cache_dtype
+            != "auto",
+            "prefix caching is on, and KV computed from compacted attention must never be a hit; "
+            "pass enable_prefix_caching=False": bool(config.cache_config.enable_prefix_caching),
+            "speculative decoding is on; switch it off": config.speculative_config is not None,
+        }
+        layers = get_layers_from_vllm_config(config, Attention, self.layer_names)
+        for name, layer in layers.items():
+            impl: Any = layer.impl
+            foreign = impl.sinks is not None or impl.alibi_slopes is not None
+            faults[
+                f"layer {name} uses attention sinks, ALiBi or soft-capped logits, which block "
+                "scores do not know; this model is not supported"
+            ] = foreign or bool(impl.logits_soft_cap)
+        for fault, is_present in faults.items():
+            if is_present:
+                raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
+
+
+class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
+    """Stock attention over the blocks that the step's metadata names for the layer."""
+
+    def forward(  # noqa: PLR0917  # as vLLM calls it
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As the stock implementation."""
+        step = attn_metadata.step if isinstance(attn_metadata, CompactedMetadata) else None
+        rest = (output_scale, output_block_scale)
+        if step is None or attn_metadata is None:
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
+        table = torch.from_numpy(step.block_table(layer.layer_name))
+        narrowed = replace(attn_metadata, block_table=table)
+        super().forward(layer, query, key, value, kv_cache, narrowed, output, *rest)
+        if step.has_scored_rows:
+            step.score(
+                layer.layer_name,
+                kv_cache,
+                query=query.view(-1, self.num_heads, self.head_size),
+                out=output.view(-1, self.num_heads, self.head_size),
+                first_query=attn_metadata.query_start_loc,
+                scale=self.scale,
+            )
+        return output
+
+
+class BlockCompactAttentionBackend(CPUAttentionBackend):
+    """The stock CPU backend with our builder and implementation."""
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        """The implementation of a layer."""
+        return BlockCompactAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        """The builder of a step's metadata."""
+        return BlockCompactMetadataBuilder

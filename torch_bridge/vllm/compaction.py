@@ -1,0 +1,217 @@
+"""The attend policy of one KV-cache group: what each step attends to, and when requests are scored.
+
+Knows blocks, tables and lengths; of vLLM it knows nothing but the tensors it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int32
+
+from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.kernels import Layout
+from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.kv_blocks import KVBlocks
+from torch_bridge.vllm.requests import DecodingRequest, RequestTracker
+from torch_bridge.vllm.selector import Selector
+from torch_bridge.vllm.steps import StepTables, build_tables
+
+
+@dataclass(frozen=True)
+class StepCompaction:
+    """One step of a group in which not every row attends to all its blocks.
+
+    Attributes:
+        tables: block tables and lengths.
+        row_by_layer_name: place of each layer in them.
+        scored: the request of each batch row that is scored in this step.
+        mass: for each of these, [layer row, query head, max_blocks], written layer by layer.
+        blocks: the group's KV.
+    """
+
+    tables: StepTables
+    row_by_layer_name: dict[str, int]
+    scored: dict[int, DecodingRequest]
+    mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]]
+    blocks: KVBlocks
+
+    @property
+    def has_scored_rows(self) -> bool:
+        """Whether `score` has anything to do."""
+        return bool(self.scored)
+
+    def block_table(self, layer_name: str) -> Int32[np.ndarray, "batch entries"]:
+        """The block table of one layer."""
+        return self.tables.block_table[self.row_by_layer_name[layer_name]]
+
+    def score(
+        self,
+        layer_name: str,
+        kv_cache: torch.Tensor,
+        *,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        first_query: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Attends with the scored rows to all their blocks and records the mass.
+
+        Args:
+            layer_name: the layer.
+            kv_cache: its KV tensor.
+            query: [tokens, num_query_heads, head_dim].
+            out: as `query`; the scored rows are written.
+            first_query: [batch + 1], token of each row's first query.
+            scale: softmax scale.
+        """
+        row = self.row_by_layer_name[layer_name]
+        for place, request in self.scored.items():
+            token = int(first_query[place])
+            self.blocks.attend(
+                row,
+                kv_cache,
+                request.physical_blocks,
+                request.num_tokens,
+                query=query[token],
+                out=out[token],
+                scale=scale,
+                mass=self.mass[place][row],
+            )
+
+
+@dataclass
+class AttendCounts:
+    """What the attend policy did so far.
+
+    Attributes:
+        num_steps: steps seen.
+        num_scored: times a request was scored.
+        num_keys: keys that decoding rows attended to, summed over steps (of one layer).
+        num_full_keys: keys that full attention would have attended to.
+    """
+
+    num_steps: int = 0
+    num_scored: int = 0
+    num_keys: int = 0
+    num_full_keys: int = 0
+
+
+@dataclass
+class _Scoring:
+    requests: list[DecodingRequest] = field(default_factory=list)
+    mass: list[Float32[np.ndarray, "row query_head max_blocks"]] = field(default_factory=list)
+
+
+class GroupCompaction:
+    """Serves the steps of one group of full-attention layers, in order.
+
+    Attributes:
+        counts: what was done so far.
+    """
+
+    def __init__(
+        self,
+        config: AttendConfig,
+        *,
+        geometry: ModelGeometry,
+        layer_names: Sequence[str],
+        layout: Layout,
+        max_tokens: int,
+    ) -> None:
+        """Compiles the selection.
+
+        Args:
+            config: the policy.
+            geometry: of the group's layers, numbered in the order of `layer_names`.
+            layer_names: the engine's names of the layers.
+            layout: how the engine packs KV.
+            max_tokens: longest sequence.
+        """
+        self._every_tokens = config.reselect_every_tokens
+        self._geometry = geometry
+        self._block_tokens = geometry.block_tokens
+        self._row_by_layer_name = {name: row for row, name in enumerate(layer_names)}
+        self._tracker = RequestTracker(self._block_tokens)
+        self._selector = Selector(geometry, config.budget, -(-max_tokens // self._block_tokens))
+        self._blocks = KVBlocks(layout=layout, num_layer_rows=geometry.num_rows)
+        self._scoring = _Scoring()
+        self.counts = AttendCounts()
+        self._selector.warm_up()
+
+    def begin_step(
+        self,
+        block_table: Int32[np.ndarray, "batch max_blocks"],
+        num_tokens: Int32[np.ndarray, " batch"],
+        is_decoding: Bool[np.ndarray, " batch"],
+    ) -> StepCompaction | None:
+        """Finishes the step before (its scores become selections) and plans this one.
+
+        Args:
+            block_table: physical blocks of every row.
+            num_tokens: length of every row, this step's tokens included.
+            is_decoding: rows that compute one token.
+
+        Returns:
+            What the step attends to, None where that is everything.
+        """
+        self._finish_scoring()
+        requests = self._tracker.step(block_table, num_tokens, is_decoding)
+        scored = [request is not None and self._is_due(request) for request in requests]
+        self.counts.num_steps += 1
+        if not any(
+            due or (request is not None and request.selected is not None)
+            for due, request in zip(scored, requests, strict=True)
+        ):
+            return None
+        tables = build_tables(
+            requests,
+            scored,
+            block_table,
+            num_tokens,
+            num_layer_rows=self._geometry.num_rows,
+            block_tokens=self._block_tokens,
+        )
+        return self._step(requests, scored, tables)
+
+    def _step(
+        self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
+    ) -> StepCompaction:
+        heads = self._geometry.layer_geometry(0).num_query_heads
+        shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
+        due: dict[int, DecodingRequest] = {}
+        mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]] = {}
+        for place, request in enumerate(requests):
+            if request is None:
+                continue
+            self.counts.num_full_keys += request.num_tokens
+            if scored[place]:
+                due[place], mass[place] = request, np.zeros(shape, np.float32)
+                self.counts.num_keys += request.num_tokens
+            else:
+                self.counts.num_keys += int(tables.num_keys[place])
+        self.counts.num_scored += len(due)
+        self._scoring = _Scoring(list(due.values()), list(mass.values()))
+        return StepCompaction(
+            tables=tables,
+            row_by_layer_name=self._row_by_layer_name,
+            scored=due,
+            mass=mass,
+            blocks=self._blocks,
+        )
+
+    def _is_due(self, request: DecodingRequest) -> bool:
+        if self._selector.needs_all(request.num_tokens):
+            request.selected = None
+            return False
+        if request.selected is None:
+            return True
+        return request.num_tokens - request.num_selected_at_tokens >= self._every_tokens
+
+    def _finish_scoring(self) -> None:
+        for request, mass in zip(self._scoring.requests, self._scoring.mass, strict=True):
+            self._selector.select(request, mass)
+        self._scoring = _Scoring()

@@ -1,0 +1,72 @@
+"""What a user asks for under `additional_config={"blockcompact": {...}}`. Imports no vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch_bridge.budget import Budget, OptionError, parse_budget
+
+CONFIG_KEY = "blockcompact"
+"""Key of vLLM's `additional_config` that switches compaction on."""
+
+SINK_BLOCKS = 1
+RECENT_BLOCKS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendConfig:
+    """The *attend* policy: the full KV stays with vLLM, decoding attends to selected blocks of it.
+
+    Attributes:
+        budget: whole blocks that each layer of a request attends to, sink and recent included; the
+            partial block and what was generated since the last selection come on top.
+        reselect_every_tokens: generated tokens between two selections.
+    """
+
+    budget: Budget
+    reselect_every_tokens: int = 16
+
+
+def parse_config(additional_config: Any) -> AttendConfig | None:
+    """Reads vLLM's `additional_config`.
+
+    Args:
+        additional_config: as the user gave it.
+
+    Returns:
+        The configuration, None where compaction is not asked for.
+
+    Raises:
+        OptionError: for an unknown key or a value that cannot be used.
+    """
+    if not isinstance(additional_config, Mapping) or CONFIG_KEY not in additional_config:
+        return None
+    given = additional_config[CONFIG_KEY]
+    if not isinstance(given, Mapping):
+        raise OptionError(
+            f"`{CONFIG_KEY}` is {given!r}, expected a mapping like {{'budget': '10%'}}"
+        )
+    known = {"budget", "reselect_every_tokens"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise OptionError(
+            f"`{CONFIG_KEY}` has the unknown key {unknown[0]!r}, expected one of "
+            f"{', '.join(sorted(known))}"
+        )
+    if "budget" not in given:
+        raise OptionError(f"`{CONFIG_KEY}` has no `budget`; give one, for example '10%' or '32b'")
+    every = given.get("reselect_every_tokens", AttendConfig.reselect_every_tokens)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise OptionError(
+            f"`reselect_every_tokens` is {every!r}, expected a whole number of 1 or more"
+        )
+    budget = parse_budget(str(given["budget"]))
+    smallest = SINK_BLOCKS + RECENT_BLOCKS
+    if budget.blocks is not None and budget.blocks < smallest:
+        raise OptionError(
+            f"`budget` {budget} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent block; "
+            f"give at least {smallest}b, or a fraction"
+        )
+    return AttendConfig(budget=budget, reselect_every_tokens=every)

@@ -1,0 +1,87 @@
+"""Which rows of a batch are decoding requests seen before, and what they have selected.
+
+An attention backend is told block tables and lengths, not request names. A request is recognised by
+its physical blocks: the block its newest token goes into belongs to it alone, and everything before
+must be as it was one token ago. A row that does not match starts anew, so a finished, preempted or
+aborted request leaves nothing behind: whatever was not seen in a step is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+
+@dataclass
+class DecodingRequest:
+    """One request between two decoding steps.
+
+    Attributes:
+        physical_blocks: its whole block table at its last step, in sequence order.
+        num_tokens: its length at its last step, the token of that step included.
+        selected: [row, num_selected] logical blocks, ascending; None before the first selection.
+        num_candidate_blocks: blocks before the always-attended tail, as of the selection.
+        num_selected_at_tokens: its length when the selection was made.
+    """
+
+    physical_blocks: Int32[np.ndarray, " blocks"]
+    num_tokens: int
+    selected: Int32[np.ndarray, "row selected"] | None = None
+    num_candidate_blocks: int = 0
+    num_selected_at_tokens: int = 0
+
+
+class RequestTracker:
+    """Keeps the decoding requests of one KV-cache group from step to step.
+
+    Attributes:
+        block_tokens: tokens a block.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._by_newest_block: dict[int, DecodingRequest] = {}
+
+    def step(
+        self,
+        block_table: Int32[np.ndarray, "batch max_blocks"],
+        num_tokens: Int32[np.ndarray, " batch"],
+        is_decoding: Bool[np.ndarray, " batch"],
+    ) -> list[DecodingRequest | None]:
+        """Recognises the requests of one step.
+
+        Args:
+            block_table: physical blocks of every row of the batch; entries past a row's length may
+                hold anything.
+            num_tokens: length of every row, the tokens of this step included.
+            is_decoding: rows that compute one token, past their prompt.
+
+        Returns:
+            For each row its request, brought up to this step; None for rows that do not decode.
+        """
+        rows: list[DecodingRequest | None] = []
+        by_newest_block: dict[int, DecodingRequest] = {}
+        for table, length, decodes in zip(
+            block_table, num_tokens.tolist(), is_decoding, strict=True
+        ):
+            if not decodes:
+                rows.append(None)
+                continue
+            blocks = table[: -(-length // self.block_tokens)].copy()
+            request = self._find(blocks, length)
+            request.physical_blocks, request.num_tokens = blocks, length
+            by_newest_block[int(blocks[-1])] = request
+            rows.append(request)
+        self._by_newest_block = by_newest_block
+        return rows
+
+    def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
+        place = (num_tokens - 2) // self.block_tokens  # the block of the token before
+        known = self._by_newest_block.get(int(blocks[place])) if num_tokens > 1 else None
+        if known is not None and known.num_tokens == num_tokens - 1:
+            before = known.physical_blocks
+            if np.array_equal(before, blocks[: before.size]):
+                return known
+        return DecodingRequest(physical_blocks=blocks, num_tokens=num_tokens)

@@ -1,0 +1,103 @@
+"""Selects each request's blocks from the attention mass of its own newest query."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from blockcompact_jax.errors import Result, raise_for_result
+from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.scores import HeadReduction, reduce_heads
+from blockcompact_jax.selection import SelectionPolicy, SmallBudget, select
+from torch_bridge.budget import Budget
+from torch_bridge.vllm.config import RECENT_BLOCKS, SINK_BLOCKS
+from torch_bridge.vllm.requests import DecodingRequest
+
+
+class Selector:
+    """Chooses the blocks of the full-attention layers of one KV-cache group.
+
+    Attributes:
+        max_blocks: columns that a mass must have.
+    """
+
+    def __init__(self, geometry: ModelGeometry, budget: Budget, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self._geometry = geometry
+        self._budget = budget
+        self._policy = SelectionPolicy(
+            max_want=self._budget_blocks(max_blocks),
+            sink_blocks=SINK_BLOCKS,
+            recent_blocks=RECENT_BLOCKS,
+            on_small_budget=SmallBudget.EFFECTIVE,
+            head_reduction=HeadReduction.MEAN,
+        )
+
+    def num_candidate_blocks(self, num_tokens: int) -> int:
+        """Whole blocks before the always-attended tail."""
+        return max(num_tokens // self._geometry.block_tokens - RECENT_BLOCKS, 0)
+
+    def needs_all(self, num_tokens: int) -> bool:
+        """Whether the budget holds every block of a sequence: then there is nothing to choose."""
+        num_whole_blocks = num_tokens // self._geometry.block_tokens
+        return self._budget_blocks(num_whole_blocks) >= num_whole_blocks
+
+    def warm_up(self) -> None:
+        """Compiles the selection, so that no step pays for it."""
+        heads = self._geometry.layer_geometry(self._geometry.full_layers[0]).num_query_heads
+        self._select(np.zeros((self._geometry.num_rows, heads, self.max_blocks), np.float32), 0, 0)
+
+    def select(
+        self, request: DecodingRequest, mass: Float32[np.ndarray, "row query_head max_blocks"]
+    ) -> None:
+        """Gives a request its new selection.
+
+        Args:
+            request: as of the step that was scored.
+            mass: attention mass of the step's query over the request's logical blocks.
+
+        Raises:
+            PlanError: for mass that is not finite; the request keeps its old selection.
+        """
+        num_tokens = request.num_tokens
+        num_candidates = self.num_candidate_blocks(num_tokens)
+        budget = self._budget_blocks(num_tokens // self._geometry.block_tokens)
+        want = self._select(mass, num_candidates, budget)
+        request.selected = np.sort(want, axis=1)
+        request.num_candidate_blocks = num_candidates
+        request.num_selected_at_tokens = num_tokens
+
+    def _budget_blocks(self, num_whole_blocks: int) -> int:
+        return max(self._budget.num_blocks(num_whole_blocks), SINK_BLOCKS + RECENT_BLOCKS)
+
+    def _select(
+        self, mass: Float32[np.ndarray, "row head block"], num_candidates: int, budget: int
+    ) -> Int32[np.ndarray, "row want"]:
+        want, num_want, result = _select(
+            mass,
+            np.int32(num_candidates),
+            np.int32(budget),
+            geometry=self._geometry,
+            policy=self._policy,
+        )
+        raise_for_result(result)
+        return np.asarray(want)[:, : int(np.asarray(num_want)[0])]  # budgets are uniform
+
+
+@partial(jax.jit, static_argnames=("geometry", "policy"))
+def _select(
+    mass: Any, num_candidates: Any, budget: Any, *, geometry: ModelGeometry, policy: SelectionPolicy
+) -> tuple[jax.Array, jax.Array, Result]:
+    selection = select(
+        reduce_heads(mass, head_reduction=policy.head_reduction),
+        num_candidates,
+        budget_blocks=budget,
+        selection_revision=0,
+        geometry=geometry,
+        policy=policy,
+    )
+    return selection.want, selection.num_want, selection.result
