@@ -1,0 +1,464 @@
+"""Uploads beside Python. `held` keeps every started upload from moving its first byte."""
+
+import contextlib
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from blockcompact_jax import kernels
+from blockcompact_jax.kernels import (
+    AttendSegment,
+    KernelCode,
+    KernelStatusError,
+    Layout,
+    StagingBuffer,
+    StagingInUseError,
+    UploadFailedError,
+    raise_for_status,
+)
+from blockcompact_jax.kernels.native import load_native
+
+from .helpers import assert_same_bytes, column, random_blocks
+from .pool_memory import CALLS, call, plain_memory, register_packed, register_plain
+
+
+@pytest.fixture
+def held():
+    """Starts with uploads held; call it to let them run."""
+    native = load_native()
+    native.hold_uploads(True)
+    yield lambda fault="": native.hold_uploads(False, fault)
+    native.hold_uploads(False)
+
+
+def start(pair, *, source=(0,), target=(1,), layer=0, ord_plain=None, **options):
+    plain, packed, _, _ = pair
+    return kernels.start_pool_upload(
+        packed.current_ord(),
+        plain.current_ord() if ord_plain is None else ord_plain,
+        layer,
+        column(*source),
+        column(*target),
+        packed_pool=packed,
+        plain_pool=plain,
+        **options,
+    )
+
+
+def after_upload(pair, source, target, layer=0):
+    """The plain memory ([layer, block, kv, token, head, dim]) that an upload has to leave."""
+    _, _, memory, store = pair
+    expected = memory.copy()
+    blocks = np.asarray(
+        kernels.unpack(store[layer], layout=Layout.AMX, plain_layout=Layout.PLAIN_NHD)
+    )
+    expected[layer, list(target)] = blocks[list(source)]
+    return expected
+
+
+def test_UPL_4_nothing_moves_before_the_event_and_all_has_moved_after_it(pair, held):
+    """UPL-4, UPL-6: the event is open while the copy provably has not begun."""
+    _, _, memory, _ = pair
+    before, expected = memory.copy(), after_upload(pair, (3, 0), (1, 2))
+    event = start(pair, source=(3, 0), target=(1, 2))
+    with pytest.raises(TimeoutError, match="still open"):
+        event.wait(0.01)
+    assert not event.is_done
+    assert event.error is None
+    assert_same_bytes(memory, before)
+    held()
+    event.wait()
+    assert event.is_done
+    assert_same_bytes(memory, expected)
+
+
+def test_waiting_releases_the_gil(pair, held):
+    event = start(pair)
+    threading.Timer(0.05, held).start()  # never fires where `wait` keeps the GIL
+    event.wait(30)
+
+
+def test_the_next_ord_counts_from_the_start(pair, held):
+    plain, _, _, _ = pair
+    ord_before = int(plain.current_ord()[0])
+    event = start(pair)
+    assert event.ord_plain.tolist() == plain.current_ord().tolist() == [ord_before + 1]
+    held()
+    event.wait()
+    assert plain.current_ord().tolist() == [ord_before + 1]
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_UPL_4_a_source_block_is_not_overwritten_before_its_event(kind, pair, held):
+    """UPL-4: the call that would catch early reuse; the bytes that arrive are those staged."""
+    plain, packed, memory, store = pair
+    expected, staged = after_upload(pair, (2,), (1,)), store.copy()
+    event = start(pair, source=(2,), target=(1,))
+
+    def pack_into(source_block):
+        return call(kind, "pool_pack")(
+            event.ord_plain,
+            packed.current_ord(),
+            0,
+            column(3, 3),
+            column(4, source_block),
+            plain_pool=plain,
+            packed_pool=packed,
+        )
+
+    refused = pack_into(2)
+    assert np.asarray(refused.status).tolist() == [KernelCode.OPEN_TRANSFER, 1]
+    assert_same_bytes(store, staged)
+    raise_for_status(pack_into(3).status)  # other source blocks may be filled meanwhile
+    held()
+    event.wait()
+    assert_same_bytes(memory, expected)
+    raise_for_status(pack_into(2).status)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_OWN_1_open_blocks_are_refused_and_others_are_not(kind, pair, held):
+    """OWN-1: no call reads or writes a block while an upload writes it."""
+    plain, packed, _, _ = pair
+    event = start(pair, target=(1,))
+
+    def gather(block):
+        return call(kind, "pool_gather")(
+            event.ord_plain, 0, column(0, block), pool=plain, dtype=np.uint16
+        )
+
+    def move(from_block, to_block):
+        return call(kind, "pool_block_move")(
+            plain.current_ord(), 0, column(from_block), column(to_block), pool=plain
+        )
+
+    def upload(to_block):
+        return call(kind, "pool_upload")(
+            packed.current_ord(),
+            plain.current_ord(),
+            0,
+            column(4),
+            column(to_block),
+            packed_pool=packed,
+            plain_pool=plain,
+        )
+
+    assert np.asarray(gather(1).status).tolist() == [KernelCode.OPEN_TRANSFER, 1]
+    for refused in (move(1, 2), move(2, 1), upload(1)):
+        assert np.asarray(refused.status).tolist() == [KernelCode.OPEN_TRANSFER, 0]
+    raise_for_status(gather(2).status)
+    raise_for_status(move(2, 3).status)
+    raise_for_status(upload(0).status)
+    with pytest.raises(KernelStatusError, match=r"event.* physical_block = 1"):
+        start(pair, source=(4,), target=(1,))
+    held()
+    event.wait()
+    raise_for_status(move(1, 2).status)
+
+
+def test_OWN_1_attention_over_an_open_block_is_refused(rng, held):
+    """OWN-1: the draft goes on over resident blocks, not over those still arriving."""
+    memory, view = plain_memory(random_blocks(rng, (1, 4, 2, 1, 32, 32), np.uint16) & 0x3FFF, "hnd")
+    store = random_blocks(rng, (1, 2, 1, 64, 32), np.uint16) & 0x3FFF
+    queries = np.ones((1, 1, 32), np.uint16)
+    with register_plain(memory, view) as plain, register_packed(store, Layout.AMX) as packed:
+        event = start((plain, packed, memory, store), target=(1,))
+
+        def attend(*table):
+            segment = AttendSegment(
+                pool=plain,
+                ord=event.ord_plain,
+                layer=0,
+                block_table=column(*table),
+                num_keys=32 * 2,
+            )
+            return kernels.host_pool_attend(queries, [segment], scale=1.0).status
+
+        assert attend(0, 1, 2).tolist() == [KernelCode.OPEN_TRANSFER, 1]
+        raise_for_status(attend(0, 2, 1))  # the third entry holds no key of the sequence
+        held()
+        event.wait()
+        raise_for_status(attend(0, 1, 2))
+
+
+def test_OWN_1_another_pool_over_the_same_memory_is_refused(pair, held):
+    """OWN-1: a second registration is no way around an open transfer."""
+    _, _, memory, _ = pair
+    event = start(pair)
+    with register_plain(memory, memory.transpose(0, 1, 2, 4, 3, 5)) as alias:
+
+        def gather():
+            return kernels.host_pool_gather(
+                alias.current_ord(), 0, column(3), pool=alias, dtype=np.uint16
+            )
+
+        assert gather().status.tolist() == [KernelCode.OPEN_TRANSFER, -1]
+        held()
+        event.wait()
+        raise_for_status(gather().status)
+
+
+def test_uploads_to_other_blocks_queue_up_and_arrive_in_order(pair, held):
+    _, _, memory, _ = pair
+    expected = after_upload(pair, (0, 1, 2), (1, 2, 3))
+    first = start(pair, source=(0,), target=(1,))
+    second = start(pair, source=(1,), target=(2,), ord_plain=first.ord_plain)
+    third = start(pair, source=(2,), target=(3,), ord_plain=second.ord_plain)
+    held()
+    third.wait()
+    assert first.is_done
+    assert second.is_done
+    assert_same_bytes(memory, expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"target": (9,)}, KernelCode.TO_BLOCK_OUT_OF_RANGE),
+        ({"source": (0, 1), "target": (1, 1)}, KernelCode.DUPLICATE_DESTINATION),
+        ({"ord_plain": np.array([7], np.uint32)}, KernelCode.STALE_ORD),
+    ],
+)
+def test_UPL_7_a_faulty_upload_is_refused_at_the_start(fault, code, pair):
+    """UPL-7: at once and with nothing left open, so the next upload with the same ord is taken."""
+    plain, _, memory, _ = pair
+    before, ord_before = memory.copy(), plain.current_ord()
+    with pytest.raises(KernelStatusError) as refused:
+        start(pair, **fault)
+    assert refused.value.code is code
+    assert plain.current_ord().tolist() == ord_before.tolist()
+    assert load_native().num_open_transfers(plain.pool_id) == (0, 0)
+    assert_same_bytes(memory, before)
+    start(pair).wait()
+
+
+def test_columns_changed_after_the_start_do_not_reach_the_upload(pair, held):
+    plain, packed, memory, _ = pair
+    expected = after_upload(pair, (0,), (1,))
+    target = column(1)
+    event = kernels.start_pool_upload(
+        packed.current_ord(),
+        plain.current_ord(),
+        0,
+        column(0),
+        target,
+        packed_pool=packed,
+        plain_pool=plain,
+    )
+    target[0] = 3
+    held()
+    event.wait()
+    assert_same_bytes(memory, expected)
+
+
+class Lease:
+    """Something that can be watched."""
+
+
+def test_UPL_4_the_lease_is_held_until_the_event_though_nobody_else_holds_it(pair, held):
+    """UPL-4: also where the event itself was dropped."""
+    lease, second_lease = Lease(), Lease()
+    seen, second_seen = weakref.ref(lease), weakref.ref(second_lease)
+    event = start(pair, lease=lease)
+    start(pair, source=(1,), target=(2,), lease=second_lease)  # its event is dropped
+    del lease, second_lease
+    gc.collect()
+    assert seen() is not None
+    assert second_seen() is not None
+    held()
+    event.wait()
+    assert seen() is None
+    start(pair, target=(3,)).wait()  # uploads run in order, so the second one is done
+    assert second_seen() is None
+
+
+def test_UPL_4_pools_closed_in_flight_keep_their_memory_until_the_event(rng, held):
+    """UPL-4: closing neither waits nor frees; the upload writes memory that is still there."""
+
+    class Owner:
+        def __init__(self, memory):
+            self.memory = memory
+
+    memory, view = plain_memory(random_blocks(rng, (1, 2, 2, 1, 32, 32), np.uint16), "nhd")
+    store = random_blocks(rng, (1, 1, 1, 64, 32), np.uint16)
+    expected = after_upload((None, None, memory, store), (0,), (1,))
+    owner = Owner(memory)
+    seen = weakref.ref(owner)
+    plain = register_plain(memory, view, keepalive=owner)
+    packed = register_packed(store, Layout.AMX)
+    del owner
+    event = start((plain, packed, memory, store))
+    plain.close()
+    packed.close()
+    assert seen() is not None
+    held()
+    event.wait()
+    assert seen() is None
+    assert_same_bytes(memory, expected)
+
+
+def test_COM_7_a_failed_upload_says_so_and_lets_go_of_its_blocks(pair, held):
+    """COM-7: the error is the waiter's, blocks and leases are free again."""
+    plain, _, memory, _ = pair
+    before = memory.copy()
+    lease = Lease()
+    seen = weakref.ref(lease)
+    event = start(pair, lease=lease)
+    del lease
+    held(fault="the bus is gone")
+    with pytest.raises(UploadFailedError, match="the bus is gone"):
+        event.wait()
+    assert event.error == "the bus is gone"
+    assert seen() is None
+    assert_same_bytes(memory, before)
+    moved = kernels.host_pool_block_move(event.ord_plain, 0, column(1), column(2), pool=plain)
+    raise_for_status(moved.status)
+    start(pair).wait()
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_is_refused(timeout_s, pair):
+    event = start(pair)
+    with pytest.raises(ValueError, match="`timeout_s`"):
+        event.wait(timeout_s)
+    event.wait()
+
+
+def staging(name="left"):
+    return StagingBuffer(
+        name,
+        layout=Layout.AMX,
+        num_layers=2,
+        num_blocks=3,
+        num_kv_heads=1,
+        block_tokens=32,
+        head_dim=32,
+        dtype=np.uint16,
+    )
+
+
+def test_UPL_4_a_staging_buffer_in_use_is_named_and_refused(pair, rng, held):
+    """UPL-4: not handed out for writing and not closed before the event of its upload."""
+    plain, _, memory, _ = pair
+    with staging() as buffer, staging("right") as other:
+        staged = random_blocks(rng, buffer.rows().shape, np.uint16)
+        buffer.rows()[...] = staged
+        expected = after_upload((plain, buffer.pool, memory, staged), (2,), (1,))
+        event = start((plain, buffer.pool, memory, staged), source=(2,), target=(1,))
+        assert buffer.is_in_use
+        with pytest.raises(StagingInUseError, match="`left`"):
+            buffer.rows()
+        with pytest.raises(StagingInUseError, match="`left`"):
+            buffer.close()
+        other.rows()[...] = 0
+        held()
+        event.wait()
+        assert_same_bytes(memory, expected)
+        buffer.rows()[...] = 0
+        assert_same_bytes(memory, expected)
+
+
+def test_staging_rows_are_aligned_and_writable():
+    with staging() as buffer:
+        rows = buffer.rows()
+        assert rows.ctypes.data % 64 == 0
+        assert rows.shape == (2, 3, 1, 64, 32)
+        assert not rows.any()
+
+
+def run_script(body, directory):
+    script = textwrap.dedent(
+        """
+        import os
+        import numpy as np
+        from blockcompact_jax import kernels
+        from blockcompact_jax.kernels.native import load_native
+
+        shape = dict(num_layers=1, num_blocks=2, num_kv_heads=1, block_tokens=32, head_dim=32)
+        buffer = kernels.StagingBuffer(
+            "only", layout=kernels.Layout.VEC, dtype=np.uint16, **shape
+        )
+        buffer.rows()[...] = 7
+        memory = np.zeros((2, 2, 32, 32), np.uint16)
+        plain = kernels.RegisteredPool.register_plain(
+            memory.ctypes.data,
+            element_bytes=2,
+            strides=kernels.PlainStrides(layer=4096, kv=1024, block=2048, head=1024, token=32),
+            size_bytes=memory.nbytes,
+            keepalive=memory,
+            **shape,
+        )
+        one = np.ones(1, np.int32)
+        load_native().hold_uploads(True)
+        event = kernels.start_pool_upload(
+            buffer.pool.current_ord(), plain.current_ord(), 0, one, one,
+            packed_pool=buffer.pool, plain_pool=plain,
+        )
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_process_ends_with_an_upload_in_flight(tmp_path):
+    result = run_script("print('end')", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "end\n"
+
+
+def test_an_event_in_a_forked_child_says_that_it_runs_elsewhere(tmp_path):
+    result = run_script(
+        """
+        child = os.fork()
+        if child == 0:
+            try:
+                event.wait()
+            except kernels.UploadFailedError as error:
+                os.write(1, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        load_native().hold_uploads(False)
+        event.wait()
+        assert (memory[1] == 7).all()
+        """,
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "runs only there" in result.stdout
+
+
+def test_readers_go_on_while_uploads_run(pair):
+    """Uploads to three blocks, over and over, beside gathers of the fourth, which never change."""
+    plain, _, memory, _ = pair
+    fixed = memory[0, 0].transpose(0, 2, 1, 3).copy()
+    is_over = threading.Event()
+    wrong = []
+
+    def read():
+        while not is_over.is_set():
+            read = kernels.host_pool_gather(
+                plain.current_ord(), 0, column(0), pool=plain, dtype=np.uint16
+            )
+            if read.status[0] == KernelCode.OK and not np.array_equal(read.blocks[0], fixed):
+                wrong.append(read.blocks)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(reader.join)
+        stack.callback(is_over.set)
+        for number in range(200):
+            start(pair, source=(number % 5,), target=(1 + number % 3,), layer=0).wait()
+    assert not wrong
