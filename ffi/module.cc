@@ -165,7 +165,7 @@ py::dict BuildInfo() {
   info["simd_compiled"] = names(blockcompact::CompiledImpls());
   info["simd_available"] = names(blockcompact::AvailableImpls());
   info["simd_chosen"] = blockcompact::ImplName(blockcompact::ChosenImpl());
-  info["cuda"] = "not built: this release has no CUDA kernels";
+  info["cuda"] = BLOCKCOMPACT_CUDA;
   return info;
 }
 
