@@ -1,8 +1,9 @@
 # The optional CUDA component: a module of its own, `_cuda`, that links the CUDA runtime statically and
-# so imports on machines without CUDA. Sets blockcompact_cuda_state, what `blockcompact info` says.
+# so imports on machines without CUDA. Sets blockcompact_cuda_state, what `blockcompact info` says (no
+# semicolons: CMake would split it).
 if(BLOCKCOMPACT_CUDA STREQUAL "OFF")
   set(blockcompact_cuda_state
-      "not compiled: BLOCKCOMPACT_CUDA is OFF; install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON")
+      "not compiled: off by default, install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON")
   return()
 endif()
 
@@ -13,7 +14,12 @@ if(NOT CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR "BLOCKCOMPACT_CUDA is ON but no working nvcc was found; put nvcc on PATH or "
                         "set CUDACXX, or build with BLOCKCOMPACT_CUDA=OFF")
   endif()
-  set(blockcompact_cuda_state "not compiled: nvcc not found")
+  find_program(nvcc nvcc NO_CACHE)
+  if(nvcc)
+    set(blockcompact_cuda_state "not compiled: ${nvcc} does not work")
+  else()
+    set(blockcompact_cuda_state "not compiled: nvcc not found")
+  endif()
   return()
 endif()
 

@@ -97,7 +97,7 @@ def test_the_account_says_whether_it_was_compiled_and_how_to():
     if IS_COMPILED:
         assert "sm_80 and sm_90" in account
     else:
-        assert account == "not compiled: nvcc not found" or "BLOCKCOMPACT_CUDA=ON" in account
+        assert account.endswith(("nvcc not found", "does not work", "BLOCKCOMPACT_CUDA=ON"))
         with pytest.raises(NativeModuleError, match="not compiled"):
             load_cuda()
 
