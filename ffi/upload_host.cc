@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <shared_mutex>
+
 #include "blockcompact/open_transfers.h"
 #include "blockcompact/pool_calls.h"
 #include "python_values.h"
@@ -47,6 +49,24 @@ bool Wait(const UploadEvent& event, std::optional<double> timeout_s) {
   return event.Wait(timeout);
 }
 
+// For owners that touch the memory themselves: the status a call of ours would get.
+py::object CheckNotOpenOf(int64_t pool_id, bool is_write, const RowArray& layer,
+                          const RowArray& block) {
+  const int64_t num_rows = layer.size();
+  const blockcompact::BlockColumn column{num_rows, RowData(block, num_rows),
+                                         RowData(layer, num_rows)};
+  const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindPool(pool_id);
+  if (pool == nullptr) return StatusArray({blockcompact::StatusCode::kUnknownPool, -1});
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    const std::shared_lock<std::shared_mutex> lock(pool->mutex);
+    status = blockcompact::CheckNotOpen(
+        *pool, is_write ? blockcompact::Access::kWrite : blockcompact::Access::kRead, column);
+  }
+  return StatusArray(status);
+}
+
 py::tuple NumOpenTransfers(int64_t pool_id) {
   const blockcompact::OpenCount count = blockcompact::CountOpen(pool_id);
   return py::make_tuple(count.num_reads, count.num_writes);
@@ -64,6 +84,8 @@ void DefineUploads(py::module_& module) {
              py::arg("source_block").noconvert(), py::arg("physical_block").noconvert(),
              py::arg("valid_tokens").noconvert(), py::arg("lease"));
   module.def("num_open_transfers", &NumOpenTransfers, py::arg("pool_id"));
+  module.def("check_not_open", &CheckNotOpenOf, py::arg("pool_id"), py::arg("is_write"),
+             py::arg("layer").noconvert(), py::arg("block").noconvert());
   module.def("hold_uploads", &HoldUploads, py::arg("is_held"), py::arg("fault") = "");
   // While Python still stands: uploads in flight hold Python objects.
   py::module_::import("atexit").attr("register")(

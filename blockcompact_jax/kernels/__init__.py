@@ -7,6 +7,7 @@ from blockcompact_jax.kernels.arrays import unpack as unpack
 from blockcompact_jax.kernels.arrays import unpack_scatter as unpack_scatter
 from blockcompact_jax.kernels.async_upload import UploadEvent as UploadEvent
 from blockcompact_jax.kernels.async_upload import UploadFailedError as UploadFailedError
+from blockcompact_jax.kernels.async_upload import check_not_open as check_not_open
 from blockcompact_jax.kernels.async_upload import start_pool_upload as start_pool_upload
 from blockcompact_jax.kernels.attend_types import AttendSegment as AttendSegment
 from blockcompact_jax.kernels.attend_types import HostAttendOutputs as HostAttendOutputs

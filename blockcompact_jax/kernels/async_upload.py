@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from blockcompact_jax.kernels._checks import check_column
 from blockcompact_jax.kernels.host_calls import ord_array, upload_columns
 from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.kernels.pool_calls import layer_column
 from blockcompact_jax.kernels.pools import RegisteredPool
 from blockcompact_jax.kernels.results import AnyArray
 from blockcompact_jax.kernels.status import raise_for_status
@@ -137,3 +139,32 @@ def start_pool_upload(  # noqa: PLR0917
         ord_packed=np.array(ord_packed),
         ord_plain=ord_array(next_ord),
     )
+
+
+def check_not_open(
+    pool: RegisteredPool, layer: AnyArray | int, block: AnyArray, *, is_write: bool
+) -> None:
+    """Refuses blocks that an upload has open, before the owner of the memory touches them itself.
+
+    Calls of ours check this; an engine that writes its own tensor asks here first. What starts
+    after the check is the caller's to keep apart.
+
+    Args:
+        pool: The registration of the memory.
+        layer: int32 `[num_rows]`, or one int for all rows.
+        block: int32 `[num_rows]`, blocks of `pool` (physical blocks of a plain pool, source blocks
+            of a packed one); HOLE entries are left out.
+        is_write: Whether the blocks are to be written, else read.
+
+    Raises:
+        KernelStatusError: Where an open upload writes one of the blocks, or reads one that is to be
+            written; and where the pool is closed.
+        ValueError: For shapes and dtypes.
+    """
+    num_rows = check_column("block", block)
+    columns = {
+        "layer": np.ascontiguousarray(layer_column(layer, num_rows)),
+        "block": np.ascontiguousarray(block),
+    }
+    status = load_native().check_not_open(pool.pool_id, is_write, *columns.values())
+    raise_for_status(status, call=f"access to pool {pool.pool_id}", **columns)

@@ -6,6 +6,8 @@
 namespace blockcompact::cuda {
 namespace {
 
+#if defined(__CUDACC__)
+
 constexpr uint32_t kThreads = 256;
 constexpr int64_t kMaxGridRows = 65535;  // of gridDim.y; more rows are taken in turns
 
@@ -47,6 +49,22 @@ struct Launcher {
     return static_cast<uint32_t>((num_threads + kThreads - 1) / kThreads);
   }
 };
+
+#else  // a test of the device checks, on host memory
+
+struct Launcher {
+  cudaStream_t stream;
+
+  template <typename Body>
+  cudaError_t operator()(const Body& body, int64_t num_rows, int64_t num_lanes) const {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      for (int64_t lane = 0; lane < num_lanes; ++lane) body(row, static_cast<uint32_t>(lane));
+    }
+    return cudaSuccess;
+  }
+};
+
+#endif
 
 // Lanes and the offsets they stand for are 32-bit within a row.
 bool IsTooLarge(const BlockShape& shape) { return shape.packed_row_bytes() > INT32_MAX; }

@@ -1,4 +1,5 @@
 // Uploads beside their caller: completion, leases, refusals, and racing callers (run under TSan).
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -127,6 +128,39 @@ void TestCloseInFlight() {
   }
 }
 
+// A block that a running call still reads is no destination yet.
+void TestStartWaitsForReaders() {
+  const Pools pools;
+  std::atomic<bool> is_reading{false}, may_read{false}, is_started{false};
+  const std::vector<uint8_t> before(*pools.plain_bytes);
+  std::vector<uint8_t> out(kBlockBytes);
+  std::thread reader([&] {
+    const int32_t block = 2;
+    const PlainView to{{reinterpret_cast<std::byte*>(out.data())}, 1, kShape, kHnd};
+    const auto slowly = [&](int64_t num_tasks, const Task& task) {
+      is_reading = true;
+      while (!may_read) std::this_thread::yield();
+      SerialFor(num_tasks, task);
+    };
+    const Rows rows{1, nullptr, &block, nullptr, nullptr};
+    CHECK(PoolGather({pools.plain_id, 0}, to, rows, slowly).ok(), "gather");
+  });
+  while (!is_reading) std::this_thread::yield();
+  std::thread starter([&] {
+    const Started upload = Start(pools, 0, 5, 2);
+    is_started = true;
+    CHECK(upload.status.ok() && upload.event->Wait(std::nullopt), "upload");
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!is_started, "the upload started while its block was read");
+  may_read = true;
+  reader.join();
+  starter.join();
+  CHECK(std::equal(out.begin(), out.end(), before.begin() + 2 * kBlockBytes), "what was read");
+  CHECK(pools.HasArrived(5, 2), "the bytes");
+  Close(pools);
+}
+
 // Each thread owns two blocks and uploads to them while all share the ord and the registry.
 void TestRacingCallers() {
   const Pools pools;
@@ -163,6 +197,7 @@ int main() {
   TestHeldUpload();
   TestFailure();
   TestCloseInFlight();
+  TestStartWaitsForReaders();
   TestRacingCallers();
   DrainUploads();
   std::printf("ok\n");

@@ -165,6 +165,24 @@ def test_OWN_1_another_pool_over_the_same_memory_is_refused(pair, held):
         raise_for_status(gather().status)
 
 
+def test_OWN_1_an_engine_can_ask_before_it_writes_its_own_tensor(pair, held):
+    """OWN-1: writes that no call of ours sees."""
+    plain, packed, _, _ = pair
+    event = start(pair, source=(2,), target=(1,))
+    with pytest.raises(KernelStatusError, match=r"Row 1 has layer = 0, block = 1"):
+        kernels.check_not_open(plain, 0, column(-1, 1), is_write=True)
+    with pytest.raises(KernelStatusError, match="block = 1"):
+        kernels.check_not_open(plain, 0, column(1), is_write=False)
+    with pytest.raises(KernelStatusError, match="block = 2"):
+        kernels.check_not_open(packed, 0, column(2), is_write=True)
+    kernels.check_not_open(packed, 0, column(2), is_write=False)
+    kernels.check_not_open(plain, 0, column(0, 2, 3), is_write=True)
+    kernels.check_not_open(plain, 1, column(1), is_write=True)
+    held()
+    event.wait()
+    kernels.check_not_open(plain, 0, column(1), is_write=True)
+
+
 def test_uploads_to_other_blocks_queue_up_and_arrive_in_order(pair, held):
     _, _, memory, _ = pair
     expected = after_upload(pair, (0, 1, 2), (1, 2, 3))
