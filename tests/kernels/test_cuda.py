@@ -103,9 +103,10 @@ def test_the_account_says_whether_it_was_compiled_and_how_to():
 
 
 @needs_component
-def test_every_call_on_arrays_has_its_cuda_handler():
-    on_cpu = {name for name in load_native().ffi_targets() if "_pool_" not in name}
-    assert set(load_cuda().ffi_targets()) == on_cpu == {f"blockcompact_{name}" for name in CASES}
+def test_the_cuda_handlers_have_the_names_of_the_cpu_ones():
+    on_cuda = set(load_cuda().ffi_targets())
+    assert on_cuda == {f"blockcompact_{name}" for name in CASES}
+    assert on_cuda <= set(load_native().ffi_targets())
 
 
 @needs_component
