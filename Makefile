@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE_SOURCES := $(shell find custom_calls ffi -type f 2>/dev/null)
+NATIVE_SOURCES := $(shell find custom_calls ffi cmake -type f 2>/dev/null)
 
 .PHONY: setup run test check clean
 
@@ -34,7 +34,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.h' '*.cc' '*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
 
 clean:
 	rm -rf $(VENV) build

@@ -53,6 +53,28 @@ def pool_upload(
     physical_block: NDArray[np.int32],
     valid_tokens: NDArray[np.int32],
 ) -> tuple[int, NDArray[np.int32]]: ...
+def start_pool_upload(
+    packed_pool: int,
+    ord_packed: int,
+    plain_pool: int,
+    ord_plain: int,
+    layer: NDArray[np.int32],
+    source_block: NDArray[np.int32],
+    physical_block: NDArray[np.int32],
+    valid_tokens: NDArray[np.int32],
+    lease: object,
+) -> tuple[int, NDArray[np.int32], UploadEvent | None]: ...
+def num_open_transfers(pool_id: int) -> tuple[int, int]: ...
+def check_not_open(
+    pool_id: int, is_write: bool, layer: NDArray[np.int32], block: NDArray[np.int32]
+) -> NDArray[np.int32]: ...
+def hold_uploads(is_held: bool, fault: str = "") -> None: ...
+
+class UploadEvent:
+    def is_done(self) -> bool: ...
+    def wait(self, timeout_s: float | None) -> bool: ...
+    def error(self) -> str: ...
+
 def pool_block_move(
     pool: int,
     ord: int,

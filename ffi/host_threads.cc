@@ -1,7 +1,5 @@
 #include "host_threads.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -13,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "per_process.h"
 #include "shared_tasks.h"
 
 namespace blockcompact_ffi {
@@ -68,23 +67,6 @@ class Helpers {
   int64_t num_started_ = 0;
 };
 
-// Never destroyed: threads may still sleep in it while the process ends. After a fork the parent's
-// threads do not exist and its locks may be held for ever, so the child gets a new one.
-Helpers& GetHelpers() {
-  static std::atomic<Helpers*> helpers{nullptr};
-  static std::atomic<pid_t> owner{0};
-  static std::atomic_flag is_replacing = ATOMIC_FLAG_INIT;
-  const pid_t process = getpid();
-  if (owner.load(std::memory_order_acquire) == process) return *helpers.load();
-  while (is_replacing.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
-  if (owner.load(std::memory_order_relaxed) != process) {
-    helpers.store(new Helpers);
-    owner.store(process, std::memory_order_release);
-  }
-  is_replacing.clear(std::memory_order_release);
-  return *helpers.load();
-}
-
 }  // namespace
 
 int64_t NumHostThreads() {
@@ -106,7 +88,7 @@ void HostParallelFor(int64_t num_tasks, const blockcompact::Task& task) {
   const int64_t num_helpers = std::min(NumHostThreads(), num_tasks) - 1;
   if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
   const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);
-  GetHelpers().Offer(num_helpers, tasks);
+  PerProcess<Helpers>().Offer(num_helpers, tasks);
   tasks->Work();
   tasks->Wait();
 }

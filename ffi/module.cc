@@ -12,6 +12,8 @@
 #include "buffers.h"
 #include "handlers.h"
 #include "host_threads.h"
+#include "python_values.h"
+#include "upload_host.h"
 
 #ifndef BLOCKCOMPACT_VERSION
 #error "BLOCKCOMPACT_VERSION is set by CMakeLists.txt"
@@ -28,31 +30,6 @@ using blockcompact::PoolRef;
 using blockcompact::Rows;
 using blockcompact::SerialFor;
 using blockcompact::Status;
-
-using RowArray = py::array_t<int32_t, py::array::c_style>;
-
-py::object StatusArray(const Status& status) {
-  py::array_t<int32_t> result(2);
-  result.mutable_at(0) = static_cast<int32_t>(status.code);
-  result.mutable_at(1) = static_cast<int32_t>(status.row);
-  return std::move(result);
-}
-
-const int32_t* RowData(const RowArray& array, int64_t num_rows) {
-  if (array.ndim() != 1 || array.size() != num_rows) {
-    throw std::invalid_argument("row arrays must be one-dimensional and equally long");
-  }
-  return array.data();
-}
-
-// The object lives until the last user of the pool is gone, whatever thread that is on.
-std::shared_ptr<void> Keepalive(py::object object) {
-  return std::shared_ptr<void>(object.release().ptr(), [](void* pointer) {
-    if (!Py_IsInitialized()) return;
-    const py::gil_scoped_acquire gil;
-    Py_XDECREF(static_cast<PyObject*>(pointer));
-  });
-}
 
 PoolMemory MemoryOf(const std::vector<uintptr_t>& pointers, int64_t size_bytes, int64_t num_layers,
                     int64_t layer_stride_bytes, bool is_writable, py::object keepalive) {
@@ -188,7 +165,7 @@ py::dict BuildInfo() {
   info["simd_compiled"] = names(blockcompact::CompiledImpls());
   info["simd_available"] = names(blockcompact::AvailableImpls());
   info["simd_chosen"] = blockcompact::ImplName(blockcompact::ChosenImpl());
-  info["cuda"] = "not built: this release has no CUDA kernels";
+  info["cuda"] = BLOCKCOMPACT_CUDA;
   return info;
 }
 
@@ -234,6 +211,7 @@ PYBIND11_MODULE(_native, module) {
              py::arg("layer").noconvert(), py::arg("physical_block").noconvert(),
              py::arg("out").noconvert(), py::arg("is_token_contiguous"));
   DefineAttend(module);
+  DefineUploads(module);
 }
 
 }  // namespace blockcompact_ffi

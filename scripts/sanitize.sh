@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Builds the kernels and their C++ tests with address and undefined-behaviour sanitizers and runs
-# them. Usage: scripts/sanitize.sh [BUILD_DIR]
+# Builds the kernels and their C++ tests with address and undefined-behaviour sanitizers, and those
+# tests that use threads with the thread sanitizer, and runs them. Usage: scripts/sanitize.sh [BUILD_DIR]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build_dir="${1:-build/sanitize}"
-cmake -S . -B "$build_dir" -DBLOCKCOMPACT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
-cmake --build "$build_dir" --parallel 2
-ctest --test-dir "$build_dir" --output-on-failure
+for kind in ON thread; do
+  cmake -S . -B "$build_dir/$kind" -DBLOCKCOMPACT_SANITIZE="$kind" -DCMAKE_BUILD_TYPE=RelWithDebInfo
+  cmake --build "$build_dir/$kind" --parallel 2
+  ctest --test-dir "$build_dir/$kind" --output-on-failure
+done

@@ -70,7 +70,7 @@ def _cuda(native: dict[str, Any]) -> dict[str, Any]:
     if "error" in native:
         return {"is_built": False, "reason": "the compiled component is missing"}
     account: str = native["cuda"]
-    return {"is_built": not account.startswith("not built"), "reason": account}
+    return {"is_built": account.startswith("compiled"), "reason": account}
 
 
 def _jax_devices() -> list[str]:

@@ -5,6 +5,10 @@ from blockcompact_jax.kernels.arrays import gather as gather
 from blockcompact_jax.kernels.arrays import pack as pack
 from blockcompact_jax.kernels.arrays import unpack as unpack
 from blockcompact_jax.kernels.arrays import unpack_scatter as unpack_scatter
+from blockcompact_jax.kernels.async_upload import UploadEvent as UploadEvent
+from blockcompact_jax.kernels.async_upload import UploadFailedError as UploadFailedError
+from blockcompact_jax.kernels.async_upload import check_not_open as check_not_open
+from blockcompact_jax.kernels.async_upload import start_pool_upload as start_pool_upload
 from blockcompact_jax.kernels.attend_types import AttendSegment as AttendSegment
 from blockcompact_jax.kernels.attend_types import HostAttendOutputs as HostAttendOutputs
 from blockcompact_jax.kernels.attend_types import PoolAttendResult as PoolAttendResult
@@ -40,6 +44,8 @@ from blockcompact_jax.kernels.results import PoolMoveResult as PoolMoveResult
 from blockcompact_jax.kernels.results import PoolPackResult as PoolPackResult
 from blockcompact_jax.kernels.results import PoolUploadResult as PoolUploadResult
 from blockcompact_jax.kernels.results import WriteResult as WriteResult
+from blockcompact_jax.kernels.staging import StagingBuffer as StagingBuffer
+from blockcompact_jax.kernels.staging import StagingInUseError as StagingInUseError
 from blockcompact_jax.kernels.status import KernelCode as KernelCode
 from blockcompact_jax.kernels.status import KernelStatusError as KernelStatusError
 from blockcompact_jax.kernels.status import PoolCopiedError as PoolCopiedError

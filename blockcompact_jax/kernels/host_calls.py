@@ -46,7 +46,7 @@ def host_pool_pack(
         int(ord_packed[0]),
         *_dense(layer_column(layer, num_rows), plain_block, source_block),
     )
-    return PoolPackResult(np.array(ord_plain), _ord(next_ord), status)
+    return PoolPackResult(np.array(ord_plain), ord_array(next_ord), status)
 
 
 def host_pool_upload(  # noqa: PLR0917
@@ -61,6 +61,38 @@ def host_pool_upload(  # noqa: PLR0917
     plain_pool: RegisteredPool,
 ) -> PoolUploadResult:
     """`pool_upload` on the host."""
+    columns = upload_columns(
+        ord_packed,
+        ord_plain,
+        layer,
+        source_block,
+        physical_block,
+        valid_tokens,
+        packed_pool=packed_pool,
+        plain_pool=plain_pool,
+    )
+    next_ord, status = load_native().pool_upload(
+        packed_pool.pool_id,
+        int(ord_packed[0]),
+        plain_pool.pool_id,
+        int(ord_plain[0]),
+        *columns.values(),
+    )
+    return PoolUploadResult(np.array(ord_packed), ord_array(next_ord), status)
+
+
+def upload_columns(  # noqa: PLR0917
+    ord_packed: AnyArray,
+    ord_plain: AnyArray,
+    layer: AnyArray | int,
+    source_block: AnyArray,
+    physical_block: AnyArray,
+    valid_tokens: AnyArray | None,
+    *,
+    packed_pool: RegisteredPool,
+    plain_pool: RegisteredPool,
+) -> dict[str, NDArray[np.int32]]:
+    """Checks the arguments of an upload and returns its columns by name, dense, in native order."""
     num_rows = check_column("source_block", source_block)
     check_column("physical_block", physical_block, num_rows)
     if valid_tokens is None:
@@ -69,14 +101,9 @@ def host_pool_upload(  # noqa: PLR0917
     check_ord("ord_packed", ord_packed)
     check_ord("ord_plain", ord_plain)
     check_pair(plain_pool, packed_pool)
-    next_ord, status = load_native().pool_upload(
-        packed_pool.pool_id,
-        int(ord_packed[0]),
-        plain_pool.pool_id,
-        int(ord_plain[0]),
-        *_dense(layer_column(layer, num_rows), source_block, physical_block, valid_tokens),
-    )
-    return PoolUploadResult(np.array(ord_packed), _ord(next_ord), status)
+    names = ("layer", "source_block", "physical_block", "valid_tokens")
+    columns = _dense(layer_column(layer, num_rows), source_block, physical_block, valid_tokens)
+    return dict(zip(names, columns, strict=True))
 
 
 def host_pool_block_move(
@@ -94,7 +121,7 @@ def host_pool_block_move(
     next_ord, status = load_native().pool_block_move(
         pool.pool_id, int(ord[0]), *_dense(layer_column(layer, num_rows), from_block, to_block)
     )
-    return PoolMoveResult(_ord(next_ord), status)
+    return PoolMoveResult(ord_array(next_ord), status)
 
 
 def host_pool_gather(
@@ -123,7 +150,8 @@ def host_pool_gather(
     return PoolGatherResult(blocks, np.array(ord), status)
 
 
-def _ord(value: int) -> NDArray[np.uint32]:
+def ord_array(value: int) -> NDArray[np.uint32]:
+    """An `ord` as calls take it."""
     return np.array([value], np.uint32)
 
 

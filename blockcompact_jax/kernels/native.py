@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+_CUDA_COMPILED = "compiled"  # how the account of a component that was compiled begins
+
 
 class NativeModuleError(ImportError):
     """The compiled module is missing or refuses to load."""
@@ -13,7 +15,9 @@ class NativeModuleError(ImportError):
 
 @functools.cache
 def load_native() -> Any:
-    """Imports `blockcompact_jax._native` and registers its FFI targets for CPU, once.
+    """Imports `blockcompact_jax._native` and registers its FFI targets, once.
+
+    Those of the CUDA component, where it was compiled, are registered under the same names.
 
     Returns:
         The module, typed by `_native.pyi`.
@@ -33,7 +37,25 @@ def load_native() -> Any:
         raise NativeModuleError(f"`blockcompact_jax._native` did not load: {error}") from error
     for name, capsule in module.ffi_targets().items():
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    if module.build_info()["cuda"].startswith(_CUDA_COMPILED):
+        for name, capsule in _import_cuda().ffi_targets().items():
+            jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
     return module
+
+
+def load_cuda() -> Any:
+    """Imports `blockcompact_jax._cuda`, which starts no CUDA driver.
+
+    Returns:
+        The module: FFI targets and the device checks of `benchmarks/gpu_check.py`.
+
+    Raises:
+        NativeModuleError: Where it was not compiled, or does not load.
+    """
+    state: str = load_native().build_info()["cuda"]
+    if not state.startswith(_CUDA_COMPILED):
+        raise NativeModuleError(f"the CUDA component is {state}")
+    return _import_cuda()
 
 
 def build_info() -> dict[str, str | list[str]]:
@@ -43,3 +65,12 @@ def build_info() -> dict[str, str | list[str]]:
         NativeModuleError: As `load_native`.
     """
     return load_native().build_info()
+
+
+def _import_cuda() -> Any:
+    try:
+        return importlib.import_module("blockcompact_jax._cuda")
+    except ImportError as error:
+        raise NativeModuleError(
+            f"`blockcompact_jax._cuda` was compiled but did not load: {error}"
+        ) from error

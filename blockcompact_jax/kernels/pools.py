@@ -216,7 +216,7 @@ class RegisteredPool:
         return self._is_closed
 
     def current_ord(self) -> NDArray[np.uint32]:
-        """The pool's present `ord`, uint32 `[1]`: the number of completed writes.
+        """The pool's present `ord`, uint32 `[1]`: the number of accepted writes.
 
         Start a chain of calls from it; every call returns the `ord` that the next one takes.
 

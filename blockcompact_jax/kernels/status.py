@@ -25,6 +25,7 @@ class KernelCode(enum.IntEnum):
     DUPLICATE_DESTINATION = 11
     VALID_TOKENS_OUT_OF_RANGE = 12
     NUM_KEYS_OUT_OF_RANGE = 13
+    OPEN_TRANSFER = 14
 
     @property
     def sentence(self) -> str:
@@ -71,6 +72,11 @@ _SENTENCES = {
     KernelCode.NUM_KEYS_OUT_OF_RANGE: (
         "A segment's `num_keys` is outside [0, num_entries * block_tokens], or all segments "
         "together hold fewer keys than there are queries; give a longer table or fewer queries."
+    ),
+    KernelCode.OPEN_TRANSFER: (
+        "An asynchronous upload that is not done yet writes a block that the call would use, or "
+        "reads one that it would write (without a row: through another pool over the same "
+        "memory); wait for the upload's event, or use other blocks."
     ),
 }
 

@@ -9,6 +9,7 @@
 #include "attend_chunk.h"
 #include "attend_tiles.h"
 #include "blockcompact/attend_kernels.h"
+#include "blockcompact/open_transfers.h"
 #include "blockcompact/pool.h"
 #include "scratch.h"
 
@@ -78,6 +79,11 @@ Status CheckValues(const AttendCall& call, const ReadPools& read, const KeySeque
         return {StatusCode::kFromBlockOutOfRange, first_entry + entry};
       }
     }
+    const int64_t num_used = (segment.num_keys + block_tokens - 1) / block_tokens;
+    const Status open =
+        CheckNotOpen(*read.pools[i], Access::kRead,
+                     {num_used, segment.block_table, /*layer=*/nullptr, segment.layer});
+    if (!open.ok()) return {open.code, open.row < 0 ? open.row : first_entry + open.row};
     first_entry += segment.num_entries;
   }
   return {};

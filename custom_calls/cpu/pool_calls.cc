@@ -4,6 +4,7 @@
 #include <shared_mutex>
 
 #include "blockcompact/block_move.h"
+#include "blockcompact/open_transfers.h"
 #include "blockcompact/pool.h"
 
 namespace blockcompact {
@@ -49,6 +50,47 @@ StatusCode CheckPair(const Pool* from, const Pool* to, const PlainView* plain,
   return StatusCode::kOk;
 }
 
+Status CheckFromNotOpen(const Pool& pool, const Rows& rows) {
+  return CheckNotOpen(pool, Access::kRead, {rows.num_rows, rows.from_block, rows.layer});
+}
+
+Status CheckToNotOpen(const Pool& pool, const Rows& rows) {
+  return CheckNotOpen(pool, Access::kWrite, {rows.num_rows, rows.to_block, rows.layer});
+}
+
+Status CheckNotOpen(const Pool& from, const Pool& to, const Rows& rows) {
+  const Status status = CheckFromNotOpen(from, rows);
+  return status.ok() ? CheckToNotOpen(to, rows) : status;
+}
+
+// Runs `upload(packed, plain)` under both locks where the call is valid.
+template <typename UploadFunction>
+Status UploadWith(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
+                  const UploadFunction& upload) {
+  const std::shared_ptr<Pool> from = FindPool(packed_ref.pool_id);
+  const std::shared_ptr<Pool> to = FindPool(plain_ref->pool_id);
+  const PackedView* packed = from == nullptr ? nullptr : from->packed();
+  const PlainView* plain = to == nullptr ? nullptr : to->plain();
+  const StatusCode code = CheckPair(from.get(), to.get(), plain, packed);
+  if (code != StatusCode::kOk) return Fail(code);
+  const LockedPair lock(*from, *to);
+  if (from->generation != packed_ref.ord || to->generation != plain_ref->ord) {
+    return Fail(StatusCode::kStaleOrd);
+  }
+  Status status = CheckRows(rows, {plain->num_layers(), packed->num_blocks, plain->num_blocks,
+                                   plain->shape.block_tokens});
+  if (status.ok()) status = CheckNotOpen(*from, *to, rows);
+  if (!status.ok()) return status;
+  upload(from, to);
+  plain_ref->ord = ++to->generation;
+  return {};
+}
+
+std::vector<int32_t> Copy(const int32_t* column, int64_t num_rows, int32_t missing) {
+  if (column == nullptr) return std::vector<int32_t>(static_cast<size_t>(num_rows), missing);
+  return {column, column + num_rows};
+}
+
 }  // namespace
 
 Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
@@ -63,8 +105,9 @@ Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
   if (from->generation != plain_ref.ord || to->generation != packed_ref->ord) {
     return Fail(StatusCode::kStaleOrd);
   }
-  const Status status = CheckRows(rows, {plain->num_layers(), plain->num_blocks, packed->num_blocks,
-                                         plain->shape.block_tokens});
+  Status status = CheckRows(rows, {plain->num_layers(), plain->num_blocks, packed->num_blocks,
+                                   plain->shape.block_tokens});
+  if (status.ok()) status = CheckNotOpen(*from, *to, rows);
   if (!status.ok()) return status;
   PackRows(*plain, *packed, rows, parallel_for);
   packed_ref->ord = ++to->generation;
@@ -73,22 +116,29 @@ Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
 
 Status PoolUpload(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
                   const ParallelFor& parallel_for) {
-  const std::shared_ptr<Pool> from = FindPool(packed_ref.pool_id);
-  const std::shared_ptr<Pool> to = FindPool(plain_ref->pool_id);
-  const PackedView* packed = from == nullptr ? nullptr : from->packed();
-  const PlainView* plain = to == nullptr ? nullptr : to->plain();
-  const StatusCode code = CheckPair(from.get(), to.get(), plain, packed);
-  if (code != StatusCode::kOk) return Fail(code);
-  const LockedPair lock(*from, *to);
-  if (from->generation != packed_ref.ord || to->generation != plain_ref->ord) {
-    return Fail(StatusCode::kStaleOrd);
-  }
-  const Status status = CheckRows(rows, {plain->num_layers(), packed->num_blocks, plain->num_blocks,
-                                         plain->shape.block_tokens});
-  if (!status.ok()) return status;
-  UnpackRows(*packed, *plain, rows, parallel_for);
-  plain_ref->ord = ++to->generation;
-  return {};
+  return UploadWith(packed_ref, plain_ref, rows, [&](const auto& packed, const auto& plain) {
+    UnpackRows(*packed->packed(), *plain->plain(), rows, parallel_for);
+  });
+}
+
+Status BeginPoolUpload(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
+                       BegunUpload* upload) {
+  return UploadWith(packed_ref, plain_ref, rows, [&](const auto& packed, const auto& plain) {
+    const int32_t block_tokens = static_cast<int32_t>(plain->plain()->shape.block_tokens);
+    *upload = BegunUpload{packed,
+                          plain,
+                          Copy(rows.layer, rows.num_rows, 0),
+                          Copy(rows.from_block, rows.num_rows, kHole),
+                          Copy(rows.to_block, rows.num_rows, kHole),
+                          Copy(rows.valid_tokens, rows.num_rows, block_tokens),
+                          std::make_unique<OpenTransfer>(*packed, *plain, rows)};
+  });
+}
+
+void BegunUpload::Run(const ParallelFor& parallel_for) const {
+  const Rows rows{static_cast<int64_t>(layer.size()), layer.data(), from_block.data(),
+                  to_block.data(), valid_tokens.data()};
+  UnpackRows(*packed->packed(), *plain->plain(), rows, parallel_for);
 }
 
 Status PoolBlockMove(PoolRef* ref, const Rows& rows, const ParallelFor& parallel_for) {
@@ -98,8 +148,9 @@ Status PoolBlockMove(PoolRef* ref, const Rows& rows, const ParallelFor& parallel
   const WriteLock lock(pool->mutex);
   if (pool->generation != ref->ord) return Fail(StatusCode::kStaleOrd);
   const auto move = [&](const auto& view) -> Status {
-    const Status status = CheckRows(
+    Status status = CheckRows(
         rows, {view.num_layers(), view.num_blocks, view.num_blocks, view.shape.block_tokens});
+    if (status.ok()) status = CheckNotOpen(*pool, *pool, rows);
     if (status.ok()) MoveBlocks(BlockSpaceOf(view), rows, parallel_for);
     return status;
   };
@@ -117,8 +168,9 @@ Status PoolGather(const PoolRef& ref, const PlainView& out, const Rows& rows,
   if (plain->shape != out.shape) return Fail(StatusCode::kShapeMismatch);
   const ReadLock lock(pool->mutex);
   if (pool->generation != ref.ord) return Fail(StatusCode::kStaleOrd);
-  const Status status =
+  Status status =
       CheckRows(rows, {plain->num_layers(), plain->num_blocks, 0, plain->shape.block_tokens});
+  if (status.ok()) status = CheckFromNotOpen(*pool, rows);
   if (status.ok()) GatherRows(*plain, out, rows, parallel_for);
   return status;
 }

@@ -34,3 +34,12 @@ def pair(rng):
     store = random_blocks(rng, (2, 5, 1, 64, 32), np.uint16)
     with register_plain(memory, view) as plain, register_packed(store, Layout.AMX) as packed:
         yield plain, packed, memory, store
+
+
+@pytest.fixture
+def held():
+    """Starts with uploads held; call it to let them run."""
+    native = load_native()
+    native.hold_uploads(True)
+    yield lambda fault="": native.hold_uploads(False, fault)
+    native.hold_uploads(False)

@@ -48,8 +48,7 @@ def register_plain(memory, view, **options):
         element_bytes=view.itemsize,
         strides=PlainStrides(layer=layer, kv=kv, block=block, head=head, token=token),
         size_bytes=memory.nbytes,
-        keepalive=memory,
-        **options,
+        **({"keepalive": memory} | options),
     )
 
 

@@ -6,7 +6,7 @@ attends to them. Every so often a request is scored: its newest query attends to
 native call that also gives each block's attention mass, and the next step's builder selects anew.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

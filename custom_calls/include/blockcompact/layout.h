@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "blockcompact/host_device.h"
+
 namespace blockcompact {
 
 // Mirrored by `Layout` in blockcompact_jax/kernels/layouts.py.
@@ -16,9 +18,13 @@ struct BlockShape {
   int64_t head_dim = 0;
   int64_t element_bytes = 0;
 
-  int64_t region_bytes() const { return block_tokens * head_dim * element_bytes; }  // K or V
-  int64_t packed_row_bytes() const { return num_heads * 2 * region_bytes(); }
-  int64_t token_bytes() const { return head_dim * element_bytes; }
+  BLOCKCOMPACT_HOST_DEVICE int64_t region_bytes() const {
+    return block_tokens * head_dim * element_bytes;
+  }  // K or V
+  BLOCKCOMPACT_HOST_DEVICE int64_t packed_row_bytes() const {
+    return num_heads * 2 * region_bytes();
+  }
+  BLOCKCOMPACT_HOST_DEVICE int64_t token_bytes() const { return head_dim * element_bytes; }
 
   bool operator==(const BlockShape& other) const {
     return num_heads == other.num_heads && block_tokens == other.block_tokens &&
@@ -28,27 +34,64 @@ struct BlockShape {
 };
 
 // Elements a VNNI pair joins: 2 for 16-bit types, 1 for 32-bit ones.
-inline constexpr int64_t PairElements(int64_t element_bytes) { return element_bytes == 2 ? 2 : 1; }
+BLOCKCOMPACT_HOST_DEVICE inline constexpr int64_t PairElements(int64_t element_bytes) {
+  return element_bytes == 2 ? 2 : 1;
+}
 
 inline constexpr int64_t kAmxTile = 16;
 
-inline constexpr int64_t AmxKOffset(int64_t token, int64_t dim, int64_t head_dim, int64_t pair) {
+BLOCKCOMPACT_HOST_DEVICE inline constexpr int64_t AmxKOffset(int64_t token, int64_t dim,
+                                                             int64_t head_dim, int64_t pair) {
   return (token / kAmxTile) * kAmxTile * head_dim + (dim / pair) * kAmxTile * pair +
          (token % kAmxTile) * pair + dim % pair;
 }
 
-inline constexpr int64_t AmxVOffset(int64_t token, int64_t dim, int64_t block_tokens,
-                                    int64_t pair) {
+BLOCKCOMPACT_HOST_DEVICE inline constexpr int64_t AmxVOffset(int64_t token, int64_t dim,
+                                                             int64_t block_tokens, int64_t pair) {
   return (dim / kAmxTile) * block_tokens * kAmxTile + (token / pair) * kAmxTile * pair +
          (dim % kAmxTile) * pair + token % pair;
 }
 
-inline constexpr int64_t VecKOffset(int64_t token, int64_t dim, int64_t block_tokens) {
+BLOCKCOMPACT_HOST_DEVICE inline constexpr int64_t VecKOffset(int64_t token, int64_t dim,
+                                                             int64_t block_tokens) {
   return dim * block_tokens + token;
 }
 
-inline constexpr int64_t VecVOffset(int64_t token, int64_t dim, int64_t head_dim) {
+BLOCKCOMPACT_HOST_DEVICE inline constexpr int64_t VecVOffset(int64_t token, int64_t dim,
+                                                             int64_t head_dim) {
   return token * head_dim + dim;
+}
+
+// A token of a block and a dim of its head.
+struct BlockPlace {
+  int64_t token;
+  int64_t dim;
+};
+
+// The inverses: what stands at an offset of a region.
+BLOCKCOMPACT_HOST_DEVICE inline constexpr BlockPlace AmxKPlace(int64_t offset, int64_t head_dim,
+                                                               int64_t pair) {
+  const int64_t tile = offset / (kAmxTile * head_dim);
+  const int64_t in_tile = offset % (kAmxTile * head_dim);
+  const int64_t in_line = in_tile % (kAmxTile * pair);
+  return {tile * kAmxTile + in_line / pair, in_tile / (kAmxTile * pair) * pair + in_line % pair};
+}
+
+BLOCKCOMPACT_HOST_DEVICE inline constexpr BlockPlace AmxVPlace(int64_t offset, int64_t block_tokens,
+                                                               int64_t pair) {
+  const int64_t chunk = offset / (block_tokens * kAmxTile);
+  const int64_t in_chunk = offset % (block_tokens * kAmxTile);
+  const int64_t in_line = in_chunk % (kAmxTile * pair);
+  return {in_chunk / (kAmxTile * pair) * pair + in_line % pair, chunk * kAmxTile + in_line / pair};
+}
+
+BLOCKCOMPACT_HOST_DEVICE inline constexpr BlockPlace VecKPlace(int64_t offset,
+                                                               int64_t block_tokens) {
+  return {offset % block_tokens, offset / block_tokens};
+}
+
+BLOCKCOMPACT_HOST_DEVICE inline constexpr BlockPlace VecVPlace(int64_t offset, int64_t head_dim) {
+  return {offset / head_dim, offset % head_dim};
 }
 
 // Why `shape` cannot be stored plainly, or "" where it can.

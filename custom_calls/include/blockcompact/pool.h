@@ -19,8 +19,9 @@ struct MemorySpan {
   const std::byte* end;
 };
 
-// A registered pool. The views and spans never change; `generation` counts completed writes and is
-// guarded by `mutex` (shared: readers of bytes and generation, exclusive: writers).
+// A registered pool. The views and spans never change; `generation` counts accepted writes and is
+// guarded by `mutex` (shared: readers of bytes and generation, exclusive: writers). Transfers that
+// run beside their caller hold no mutex but keep their blocks open (open_transfers.h).
 struct Pool {
   int64_t pool_id = 0;
   std::variant<PlainView, PackedView> view;

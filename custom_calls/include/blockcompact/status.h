@@ -21,6 +21,7 @@ enum class StatusCode : int32_t {
   kDuplicateDestination = 11,
   kValidTokensOutOfRange = 12,
   kNumKeysOutOfRange = 13,
+  kOpenTransfer = 14,
 };
 
 struct Status {

@@ -1,0 +1,26 @@
+"""Compiled CUDA component, where it was built. Importing it starts no CUDA driver."""
+
+from collections.abc import Sequence
+
+def ffi_targets() -> dict[str, object]: ...
+def num_devices() -> int: ...
+def device_name() -> str: ...
+
+class DeviceCheck:
+    def __init__(
+        self,
+        *,
+        layout: int,
+        shape: Sequence[int],
+        num_layers: int,
+        num_blocks: int,
+        num_rows: int,
+        is_source_pinned: bool = True,
+        has_partial_rows: bool = False,
+        num_runs: int = 1,
+    ) -> None: ...
+
+def check_reload(check: DeviceCheck) -> tuple[bool, int, list[float], list[float]]: ...
+def check_gather(check: DeviceCheck) -> tuple[bool, int, list[float], list[float]]: ...
+def check_move(check: DeviceCheck) -> tuple[bool, int, list[float], list[float]]: ...
+def check_refusal(check: DeviceCheck) -> bool: ...
