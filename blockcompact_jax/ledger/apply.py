@@ -8,30 +8,40 @@ is no clock, random draw, I/O or exception, and no branch on data: every lane ta
 # pyright: reportUnknownMemberType=false
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ResultCode
-from ..ids import HOLE
+from blockcompact_jax.errors import ResultCode
+from blockcompact_jax.ids import HOLE
+
 from .facts import Facts, gather_facts, look_up
 from .guards import judge
 from .kinds import Condition, Disposition, EventKind, OperationStage, SlotEvent, SlotState
+from .rules import NO_STATE, RULES, Rules
 from .state import Event, LedgerState, Operations, Outcome, Requests, Slots
 from .tables import (
     AWAITED_ALWAYS,
     AWAITED_WITH_SIDE_BUFFER,
     AWAITED_WITH_SLOTS,
     DISPOSITIONS,
-    NO_STATE,
-    RULES,
-    Rules,
     bits_of,
 )
 
 _DISPOSITION_BY_CODE = np.asarray(
     [DISPOSITIONS.get(code, Disposition.REFUSED) for code in ResultCode], np.int32
 )
+
+
+class _Step(NamedTuple):
+    """One event that was judged; `kind` is NONE where it was refused."""
+
+    state: LedgerState
+    event: Event
+    facts: Facts
+    kind: Any
+    rules: Rules
+    xp: Any
 
 
 def apply_event(
@@ -52,9 +62,10 @@ def apply_event(
     code, value = judge(state, event, facts, rules, xp)
     # A refused event becomes no event; nothing below asks again.
     kind = xp.where(code == 0, event.kind, np.int32(EventKind.NONE))
-    slots = _move_slots(state, event, facts, kind, rules, xp)
-    operations = _move_operations(state, event, facts, kind, slots, rules, xp)
-    requests = _move_requests(state, event, facts, kind, rules, xp)
+    step = _Step(state, event, facts, kind, rules, xp)
+    slots = _move_slots(step)
+    operations = _move_operations(step, slots)
+    requests = _move_requests(step)
     is_event = event.kind != EventKind.NONE
     disposition = look_up(_DISPOSITION_BY_CODE, code, xp=xp)
     dispositions = np.arange(len(Disposition), dtype=np.int32)
@@ -79,9 +90,8 @@ def _flag(is_set: Any) -> Any:
     return is_set.astype(np.int32)
 
 
-def _move_slots(
-    state: LedgerState, event: Event, facts: Facts, kind: Any, rules: Rules, xp: Any
-) -> Slots:
+def _move_slots(step: _Step) -> Slots:
+    state, event, facts, kind, rules, xp = step
     slots = state.slots
     tables = rules.arrays
     kind_, at_slot, of_operation = kind[:, None], facts.at_slot, facts.of_operation
@@ -123,16 +133,9 @@ def _move_slots(
     )
 
 
-def _move_operations(
-    state: LedgerState,
-    event: Event,
-    facts: Facts,
-    kind: Any,
-    slots: Slots,
-    rules: Rules,
-    xp: Any,
-) -> Operations:
-    operations = _stage_operation(state.operations, state, event, facts, kind, xp)
+def _move_operations(step: _Step, slots: Slots) -> Operations:
+    state, event, facts, kind, rules, xp = step
+    operations = _stage_operation(step)
     tables = rules.arrays
     kind_, at_operation = kind[:, None], facts.at_place
 
@@ -168,10 +171,10 @@ def _has_landed(reached: Any, awaited: Any, all_ranks: int) -> Any:
     return has_landed & (has_side | ~is_side_awaited)
 
 
-def _stage_operation(
-    operations: Operations, state: LedgerState, event: Event, facts: Facts, kind: Any, xp: Any
-) -> Operations:
+def _stage_operation(step: _Step) -> Operations:
     """Writes a staged operation over the place of the oldest ended one."""
+    state, event, facts, kind, _, xp = step
+    operations = state.operations
     is_staged = facts.at_free_place & (kind == EventKind.STAGE)[:, None]
     has_slots = event.num_slots > 0
     awaited = xp.where(has_slots, np.int32(bits_of(AWAITED_WITH_SLOTS)), np.int32(0))
@@ -199,9 +202,8 @@ def _stage_operation(
     )
 
 
-def _move_requests(
-    state: LedgerState, event: Event, facts: Facts, kind: Any, rules: Rules, xp: Any
-) -> Requests:
+def _move_requests(step: _Step) -> Requests:
+    state, event, facts, kind, rules, xp = step
     requests = state.requests
     kind_ = kind[:, None]
     at_request = facts.at_request

@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ids import HOLE
+from blockcompact_jax.ids import HOLE
+
 from .kinds import MAX_RANKS, EventKind, OperationStage, SlotState
 from .state import Event, LedgerState
 

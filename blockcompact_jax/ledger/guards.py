@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..errors import ResultCode
-from ..ids import HOLE
+from blockcompact_jax.ids import HOLE
+
 from .facts import Facts, look_up
 from .kinds import Condition, EventKind, SlotState
+from .rules import NO_STATE, Rules
 from .state import Event, LedgerState
-from .tables import GUARD_CODES, MISSING_CODES, NAMED_FIELDS, NO_STATE, Guard, Rules
+from .tables import GUARD_CODES, MISSING_CODES, NAMED_FIELDS, Guard
 
 
 class Objection(NamedTuple):

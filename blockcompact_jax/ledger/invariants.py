@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool
 
-from ..ids import HOLE
-from .kinds import Condition, OperationStage, RequestState, SlotState
-from .state import LedgerState, Outcome
+from blockcompact_jax.ids import HOLE
+
+from .kinds import Condition, EventKind, OperationStage, RequestState, SlotState
+from .state import Event, LedgerState, Outcome
 
 LaneMask = Bool[np.ndarray, " lane"]
 
@@ -29,6 +30,10 @@ def _is_held_by(state: LedgerState) -> Any:
     """Marks which operation holds which slot. [lane, operation, slot]."""
     places = np.arange(state.operations.stage.shape[1])
     return np.asarray(state.slots.operation)[:, None, :] == places[:, None]
+
+
+def _column_of_lanes(column: Any) -> Any:
+    return np.arange(column.shape[0]).reshape(-1, 1)
 
 
 def free_slots_belong_to_nobody(state: LedgerState) -> LaneMask:
@@ -70,7 +75,7 @@ def only_running_requests_hold_slots(state: LedgerState) -> LaneMask:
     """Resident, reserved and incoming slots belong to a request that runs. Nothing leaks."""
     is_running = np.asarray(state.requests.state == RequestState.RUNNING)
     holder = np.asarray(state.slots.request)
-    lanes = np.arange(holder.shape[0])[:, None]
+    lanes = _column_of_lanes(holder)
     holds = is_running[lanes, np.maximum(holder, 0)] & (holder != HOLE)
     is_live = np.isin(
         state.slots.state, (SlotState.RESERVED, SlotState.IN_FLIGHT, SlotState.RESIDENT)
@@ -87,7 +92,7 @@ def one_open_operation_per_request(state: LedgerState) -> LaneMask:
     )
     is_pending = is_open & (stage != OperationStage.COMMITTED)
     request = np.maximum(np.asarray(operations.request), 0)
-    lanes = np.arange(stage.shape[0])[:, None]
+    lanes = _column_of_lanes(stage)
 
     def of_request(column: Any) -> Any:
         return np.asarray(column)[lanes, request]
@@ -146,9 +151,7 @@ def conditions_are_reached_in_order(state: LedgerState) -> LaneMask:
 def keys_are_unique(state: LedgerState) -> LaneMask:
     """No two remembered operations have one request, epoch and operation ID; nor two epochs."""
     operations, requests = state.operations, state.requests
-    keys = np.stack(
-        [operations.request, operations.request_epoch, operations.operation_id], axis=2
-    )
+    keys = np.stack([operations.request, operations.request_epoch, operations.operation_id], axis=2)
     is_equal = (keys[:, :, None] == keys[:, None, :]).all(axis=3)
     is_used = np.asarray(operations.stage != OperationStage.EMPTY)
     is_equal &= np.tri(keys.shape[1], k=-1, dtype=bool) & is_used[:, :, None] & is_used[:, None]
@@ -176,13 +179,14 @@ INVARIANTS: Final[Mapping[str, Callable[[LedgerState], LaneMask]]] = {
 def counters_never_fall(before: LedgerState, after: LedgerState) -> LaneMask:
     """Epochs, generations and revisions grow or stay; a generation by at most one an event."""
     is_wrong = np.asarray(after.process_epoch < before.process_epoch)
-    for table, columns in (
-        ("requests", ("request_epoch", "pool_generation", "map_revision", "selection_revision")),
-        ("slots", ("generation",)),
+    old, new = before.requests, after.requests
+    for fallen in (
+        new.request_epoch < old.request_epoch,
+        new.pool_generation < old.pool_generation,
+        new.map_revision < old.map_revision,
+        new.selection_revision < old.selection_revision,
     ):
-        for column in columns:
-            old, new = (np.asarray(getattr(getattr(s, table), column)) for s in (before, after))
-            is_wrong = is_wrong | (new < old).any(axis=1)
+        is_wrong = is_wrong | np.asarray(fallen).any(axis=1)
     is_newly_reserved = np.asarray(before.slots.state == SlotState.FREE) & np.asarray(
         after.slots.state != SlotState.FREE
     )
@@ -203,7 +207,42 @@ def refused_events_change_nothing(
     return is_changed & (np.asarray(outcome.code) != 0)
 
 
+_CHANGES_RESIDENTS = (
+    EventKind.COMMIT,
+    EventKind.EVICT,
+    EventKind.PREEMPT,
+    EventKind.FINISH,
+    EventKind.RESTART,
+)
+
+
+def residents_stay_until_a_commit(
+    before: LedgerState, event: Event, after: LedgerState
+) -> LaneMask:
+    """What can be read, and its revisions, change by a commit, an eviction or an end alone."""
+    was, is_now = (np.asarray(s.slots.state == SlotState.RESIDENT) for s in (before, after))
+    differs = (was != is_now).any(axis=1)
+    for column in ("pool_generation", "map_revision", "selection_revision"):
+        old, new = (np.asarray(getattr(s.requests, column)) for s in (before, after))
+        differs |= (old != new).any(axis=1)
+    return differs & ~np.isin(event.kind, _CHANGES_RESIDENTS)
+
+
 def find_violations(state: LedgerState) -> dict[str, LaneMask]:
     """Returns, by the name of each violated invariant, the lanes that violate it."""
     found = {name: invariant(state) for name, invariant in INVARIANTS.items()}
+    return {name: lanes for name, lanes in found.items() if lanes.any()}
+
+
+def find_bad_steps(
+    before: LedgerState, event: Event, after: LedgerState, outcome: Outcome
+) -> dict[str, LaneMask]:
+    """Returns the same for what is true of every step from one state to the next."""
+    found = {
+        counters_never_fall.__name__: counters_never_fall(before, after),
+        refused_events_change_nothing.__name__: refused_events_change_nothing(
+            before, after, outcome
+        ),
+        residents_stay_until_a_commit.__name__: residents_stay_until_a_commit(before, event, after),
+    }
     return {name: lanes for name, lanes in found.items() if lanes.any()}

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from ..errors import CompactionError
-from ..ids import HOLE, AnyArray
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.ids import HOLE, AnyArray
+
 from .kinds import MAX_RANKS, Condition, Disposition, EventKind
 
 
@@ -285,7 +286,7 @@ def make_event(kind: EventKind, **values: int) -> tuple[int, ...]:
     unknown = values.keys() - set(EVENT_FIELDS)
     if unknown:
         raise CompactionError(f"`{min(unknown)}` is not a field of an event; see `Event`.")
-    return tuple([int(kind), *(values.get(name, 0) for name in EVENT_FIELDS[1:])])
+    return (int(kind), *(values.get(name, 0) for name in EVENT_FIELDS[1:]))
 
 
 def event_of_rows(rows: Int32[np.ndarray, "*step lane field"]) -> Event:

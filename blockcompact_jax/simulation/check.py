@@ -12,15 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32
 
-from ..errors import ResultCode
-from ..ledger.apply import apply_event
-from ..ledger.invariants import (
-    counters_never_fall,
-    find_violations,
-    refused_events_change_nothing,
-)
-from ..ledger.kinds import EventKind
-from ..ledger.state import (
+from blockcompact_jax.errors import ResultCode
+from blockcompact_jax.ledger.apply import apply_event
+from blockcompact_jax.ledger.invariants import find_bad_steps, find_violations
+from blockcompact_jax.ledger.kinds import EventKind
+from blockcompact_jax.ledger.state import (
     EVENT_FIELDS,
     Event,
     LedgerState,
@@ -28,6 +24,7 @@ from ..ledger.state import (
     empty_state,
     event_of_rows,
 )
+
 from .world import World, WorldOptions
 
 Apply = Callable[[LedgerState, Event], tuple[LedgerState, Outcome]]
@@ -173,9 +170,8 @@ def _problems(
         differs = (flatten_state(after) != trace.snapshots[step]).any(axis=1)
         for lane in np.flatnonzero(differs):
             problems.setdefault(int(lane), "the ledger's state differs from the second ledger's")
-    masks = find_violations(after)
-    masks["counters_never_fall"] = counters_never_fall(before, after)
-    masks["refused_events_change_nothing"] = refused_events_change_nothing(before, after, outcome)
+    event = event_of_rows(trace.rows[step])
+    masks = find_violations(after) | find_bad_steps(before, event, after, outcome)
     for name, lanes in masks.items():
         for lane in np.flatnonzero(lanes):
             problems.setdefault(int(lane), f"the invariant {name} does not hold")
@@ -191,7 +187,8 @@ def flatten_state(state: LedgerState) -> Int32[np.ndarray, "lane number"]:
     for table in (state.slots, state.operations, state.requests):
         columns = [np.asarray(column) for column in vars(table).values()]
         columns = [column[..., None] if column.ndim == 2 else column for column in columns]
-        parts.append(np.concatenate(columns, axis=2).reshape(num_lanes, -1))
+        entries = np.concatenate(columns, axis=2)
+        parts.append(entries.reshape(num_lanes, entries.shape[1] * entries.shape[2]))
     return np.concatenate(parts, axis=1).astype(np.int32)
 
 

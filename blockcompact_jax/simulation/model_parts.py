@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..ledger.kinds import Condition
+from blockcompact_jax.ledger.kinds import Condition
 
 _STATE_NUMBERS = {"free": 0, "reserved": 1, "in flight": 2, "resident": 3, "retiring": 4}
 _STAGE_NUMBERS = {
@@ -14,6 +14,7 @@ _STAGE_NUMBERS = {
     "aborted": 6,
 }
 _REQUEST_NUMBERS = {"absent": 0, "running": 1, "preempted": 2, "finished": 3}
+
 
 @dataclass(slots=True)
 class ModelSlot:

@@ -7,8 +7,9 @@ done, under the very key and generation for which it would be true.
 from collections.abc import Callable, Sequence
 from random import Random
 
-from ..ledger.kinds import Condition, EventKind
-from ..ledger.state import EVENT_FIELDS, make_event
+from blockcompact_jax.ledger.kinds import Condition, EventKind
+from blockcompact_jax.ledger.state import EVENT_FIELDS, make_event
+
 from .model import ModelLedger
 from .model_parts import ModelOperation
 
@@ -37,6 +38,7 @@ class Noise:
             self._early_decision,
             self._old_process,
             self._second_operation,
+            self._evict_during_operation,
         )
 
     def make(self, recent: Sequence[Row]) -> Row | None:
@@ -160,3 +162,18 @@ class Noise:
             selection_revision=request.selection + self._random.choice((1, 1, 2)),
             body_digest=self._random.randrange(1 << 20),
         )
+
+    def _evict_during_operation(self, recent: Sequence[Row]) -> Row | None:
+        """What an open operation was planned on must not change under it."""
+        for slot in self._model.slots:
+            if slot.state == "resident" and self._model.open_operation(
+                slot.request, "staged", "issued"
+            ):
+                return self._event(
+                    EventKind.EVICT,
+                    request=slot.request,
+                    request_epoch=self._model.requests[slot.request].epoch,
+                    slot=slot.number,
+                    slot_generation=slot.generation,
+                )
+        return None

@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from random import Random
 
-from ..errors import ResultCode
-from ..ledger.kinds import Condition, EventKind
-from ..ledger.state import EVENT_FIELDS, LedgerShape, make_event
+from blockcompact_jax.errors import ResultCode
+from blockcompact_jax.ledger.kinds import Condition, EventKind
+from blockcompact_jax.ledger.state import EVENT_FIELDS, LedgerShape, make_event
+
 from .model import ModelLedger
 from .model_parts import ModelOperation, ModelSlot
 from .noise import Noise
@@ -132,15 +133,17 @@ class World:
                 return self._request_event(EventKind.FINISH, number)
             return self._event(EventKind.ADMIT, request=number)
         chance = self._random.random()
-        if chance < 0.012:
-            return self._request_event(EventKind.FINISH, number)
         if chance < 0.024:
-            return self._request_event(EventKind.PREEMPT, number)
+            kind = EventKind.FINISH if chance < 0.012 else EventKind.PREEMPT
+            return self._request_event(kind, number)
         operation = self.model.open_operation(number, "staged", "issued", "committed")
         if operation is None:
             return self._evict(number) if chance < 0.4 else self._stage(number)
         if chance < 0.034:
             return self._of(EventKind.ABORT, operation)
+        return self._advance(operation)
+
+    def _advance(self, operation: ModelOperation) -> Row | None:
         if operation.stage == "committed":
             return self._send(self._of(EventKind.ACK, operation))
         if operation.stage == "issued":
@@ -178,9 +181,7 @@ class World:
     def _evict(self, number: int) -> Row | None:
         request = self.model.requests[number]
         held = [
-            slot
-            for slot in self.model.slots
-            if slot.request == number and slot.state == "resident"
+            slot for slot in self.model.slots if slot.request == number and slot.state == "resident"
         ]
         if not held:
             return None
