@@ -12,7 +12,7 @@ from .progress import ProgressObserver, make_observer
 
 EXIT_VIOLATED = 1
 _MAX_STEPS_PER_WORLD = 1000
-_WORLDS_AT_ONCE = 256
+_WORLDS_AT_ONCE = 500
 _MUTANT_WORLDS = 64
 _MUTANT_STEPS = 400
 
@@ -59,7 +59,7 @@ def simulate(  # noqa: PLR0917  # options, in the order --help shows them
             faults=chosen,
         )
         if has_mutants:
-            report["mutants"] = _hunt(observer, seed=seed, num_ranks=ranks, faults=chosen)
+            report["mutants"] = _hunt(observer, seed=seed, num_ranks=max(ranks, 2))
         if is_exhaustive:
             report |= _explore(observer)
     if is_json:
@@ -120,6 +120,7 @@ def _simulate(
     options = _options(num_ranks, faults)
     num_worlds = -(-num_steps // steps_per_world)
     counts = [0] * len(Disposition)
+    num_invalid = 0
     violations: list[dict[str, Any]] = []
     observer.on_stage(f"simulating {num_worlds} worlds", num_worlds)
     for first in range(0, num_worlds, _WORLDS_AT_ONCE):
@@ -129,10 +130,12 @@ def _simulate(
         violations += [vars(violation) for violation in (*trace.breaches, *found)]
         for disposition, count in enumerate(count_dispositions(state).tolist()):
             counts[disposition] += count
+        num_invalid += trace.num_invalid
         observer.on_progress(last)
     return {
         "seed": seed,
         "events": num_worlds * steps_per_world,
+        "invalid_events": num_invalid,
         "worlds": num_worlds,
         "steps_per_world": steps_per_world,
         "ranks": num_ranks,
@@ -142,13 +145,12 @@ def _simulate(
     }
 
 
-def _hunt(
-    observer: ProgressObserver, *, seed: int, num_ranks: int, faults: frozenset[str]
-) -> dict[str, int | None]:
+def _hunt(observer: ProgressObserver, *, seed: int, num_ranks: int) -> dict[str, int | None]:
+    """Returns the seed that caught each mutant. All faults and two ranks: some need them."""
     from blockcompact_jax.simulation.check import record
     from blockcompact_jax.simulation.mutants import MUTANTS, hunt
 
-    options = _options(num_ranks, faults)
+    options = _options(num_ranks, parse_faults("all"))
     trace = record(tuple(range(seed, seed + _MUTANT_WORLDS)), _MUTANT_STEPS, options)
     observer.on_stage(f"hunting {len(MUTANTS)} mutants", len(MUTANTS))
     caught = hunt(trace, options, on_progress=observer.on_progress)
@@ -174,6 +176,7 @@ def _print(report: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     first, num_worlds = report["seed"], report["worlds"]
     table.add_row("events", f"{report['events']:,} in {num_worlds} worlds from seed {first}")
+    table.add_row("  wrong on purpose", f"{report['invalid_events']:,}")
     table.add_row("faults", ", ".join(report["faults"]) or "none")
     for name, count in report["dispositions"].items():
         table.add_row(f"  {name}", f"{count:,}")

@@ -6,6 +6,7 @@ They look at a state alone, or at a state before and after one event, and know n
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -32,8 +33,8 @@ def _is_held_by(state: LedgerState) -> Any:
     return np.asarray(state.slots.operation)[:, None, :] == places[:, None]
 
 
-def _column_of_lanes(column: Any) -> Any:
-    return np.arange(column.shape[0]).reshape(-1, 1)
+def _column_of_lanes(column: np.ndarray) -> np.ndarray:
+    return np.arange(column.shape[0], dtype=np.int32).reshape(-1, 1)
 
 
 def free_slots_belong_to_nobody(state: LedgerState) -> LaneMask:
@@ -199,9 +200,12 @@ def refused_events_change_nothing(
 ) -> LaneMask:
     """An event with a code other than OK changes the counts and nothing else."""
     is_changed = np.zeros(np.asarray(outcome.code).shape, bool)
-    for table in ("slots", "operations", "requests"):
-        old, new = getattr(before, table), getattr(after, table)
-        for column in vars(old):
+    for old, new in (
+        (before.slots, after.slots),
+        (before.operations, after.operations),
+        (before.requests, after.requests),
+    ):
+        for column in (entry.name for entry in fields(old)):
             differs = np.asarray(getattr(old, column)) != np.asarray(getattr(new, column))
             is_changed |= differs.reshape(differs.shape[0], -1).any(axis=1)
     return is_changed & (np.asarray(outcome.code) != 0)

@@ -218,6 +218,7 @@ class Outcome:
 
 EVENT_FIELDS = tuple(entry.name for entry in fields(Event))
 """Columns of an event table, in order."""
+_PLACE_BY_FIELD = {name: place for place, name in enumerate(EVENT_FIELDS)}
 
 
 def empty_state(shape: LedgerShape, *, num_lanes: int = 1, process_epoch: int = 1) -> LedgerState:
@@ -283,10 +284,14 @@ def make_event(kind: EventKind, **values: int) -> tuple[int, ...]:
         kind: What happens.
         **values: Fields of `Event` by name.
     """
-    unknown = values.keys() - set(EVENT_FIELDS)
-    if unknown:
-        raise CompactionError(f"`{min(unknown)}` is not a field of an event; see `Event`.")
-    return (int(kind), *(values.get(name, 0) for name in EVENT_FIELDS[1:]))
+    row = [0] * len(EVENT_FIELDS)
+    row[0] = int(kind)
+    for name, value in values.items():
+        place = _PLACE_BY_FIELD.get(name)
+        if place is None:
+            raise CompactionError(f"`{name}` is not a field of an event; see `Event`.")
+        row[place] = value
+    return tuple(row)
 
 
 def event_of_rows(rows: Int32[np.ndarray, "*step lane field"]) -> Event:

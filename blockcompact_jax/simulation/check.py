@@ -58,6 +58,7 @@ class Trace:
         values: Values it must give. int32 [step, lane].
         snapshots: By step, the second ledger's state after it. int32 [lane, number].
         breaches: Breaches of the design, by world.
+        num_invalid: Events that were wrong on purpose.
     """
 
     seeds: tuple[int, ...]
@@ -66,6 +67,7 @@ class Trace:
     values: Int32[np.ndarray, "step lane"]
     snapshots: dict[int, Int32[np.ndarray, "lane number"]]
     breaches: tuple[Violation, ...]
+    num_invalid: int
 
 
 def record(
@@ -91,6 +93,7 @@ def record(
     steps = [*range(snapshot_every - 1, num_steps, snapshot_every), num_steps - 1]
     snapshots: dict[int, list[tuple[int, ...]]] = {step: [] for step in steps}
     breaches: list[Violation] = []
+    num_invalid = 0
     for lane, seed in enumerate(seeds):
         world = World(seed, options)
         is_intact = True
@@ -106,6 +109,7 @@ def record(
                         seed=seed, step=step, event=describe_row(row), problem=world.breaches[0]
                     )
                 )
+        num_invalid += world.num_invalid
         on_progress(lane + 1)
     return Trace(
         seeds=seeds,
@@ -114,6 +118,7 @@ def record(
         values=values,
         snapshots={step: np.asarray(lanes, np.int32) for step, lanes in snapshots.items()},
         breaches=tuple(breaches),
+        num_invalid=num_invalid,
     )
 
 

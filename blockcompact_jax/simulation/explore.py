@@ -2,9 +2,10 @@
 
 Requests stage operations in every way, on ranks that finish in every order, with aborts,
 preemption, finish, eviction and, if asked for, a restart of the producer at every moment. Each
-state is kept once. States are told apart by all their numbers but two: the counts of events, and the conditions that ranks had
-reached of an operation that is no longer issued. No rule reads either: a completion is looked at in
-the stage ISSUED alone, every other stage answers it by its verdict. Ranks are not interchanged.
+state is kept once. States are told apart by all their numbers but two: the counts of events, and
+the conditions that ranks had reached of an operation that is no longer issued. No rule reads
+either: a completion is looked at in the stage ISSUED alone, every other stage answers it by its
+verdict. Ranks are not interchanged.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -132,7 +133,9 @@ class _KnownStates:
 
     def __init__(self, first: np.ndarray) -> None:
         generator = np.random.default_rng(0)
-        self._factors = generator.integers(1, 2**63, first.shape[1], dtype=np.uint64) * 2 + 1
+        self._factors: np.ndarray = (
+            generator.integers(1, 2**63, first.shape[1], dtype=np.uint64) * 2 + 1
+        )
         self._rows_by_hash: dict[int, bytes] = {}
         self.add(first)
 
@@ -141,10 +144,9 @@ class _KnownStates:
         is_new = np.zeros(rows.shape[0], bool)
         if not rows.shape[0]:
             return is_new
-        products: Any = rows.astype(np.uint64) * self._factors
-        hashes: list[int] = np.sum(products, axis=1, dtype=np.uint64).tolist()
+        hashes = np.matmul(rows.astype(np.uint64), self._factors)
         packed = np.ascontiguousarray(rows.astype(np.int8))
-        for place, key in enumerate(hashes):
+        for place, key in enumerate(map(int, hashes)):
             row = packed[place].tobytes()
             held = self._rows_by_hash.setdefault(key, row)
             if held is row:

@@ -42,8 +42,12 @@ class Noise:
         )
 
     def make(self, recent: Sequence[Row]) -> Row | None:
-        """Returns a wrong event, or None where this way of being wrong needs what is not there."""
-        return self._random.choice(self._ways)(recent)
+        """Returns a wrong event, or None where no way of being wrong has what it needs."""
+        for way in self._random.sample(self._ways, k=4):
+            row = way(recent)
+            if row is not None:
+                return row
+        return None
 
     def _event(self, kind: EventKind, **values: int) -> Row:
         values.setdefault("process_epoch", self._model.process_epoch)

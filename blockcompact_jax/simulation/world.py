@@ -22,7 +22,9 @@ FAULTS = ("delay", "drop", "duplicate", "reorder", "crash", "restart")
 """What may go wrong. Without any, every message arrives at once and in order."""
 
 _KIND = 0
-_SLOT = EVENT_FIELDS.index("slot")
+_OPERATION_PLACES = tuple(
+    EVENT_FIELDS.index(name) for name in ("request", "request_epoch", "operation_id")
+)
 _KEY_FIELDS = ("request", "request_epoch", "operation_id", "pool_generation", "map_revision")
 
 Row = tuple[int, ...]
@@ -51,6 +53,7 @@ class World:
         self.options = options
         self.model = ModelLedger(options.shape)
         self.breaches: list[str] = []
+        self.num_invalid = 0
         self._random = Random(seed)
         self._noise = Noise(self._random, self.model)
         self._network: list[Row] = []
@@ -69,6 +72,9 @@ class World:
             The event, and the code and value that the ledger must give.
         """
         row = None
+        if self._chance(self.options.invalid_percent):
+            row = self._noise.make(self._recent)
+            self.num_invalid += row is not None
         while row is None:
             row = self._next_row()
         code, value = self.model.apply(row)
@@ -81,8 +87,6 @@ class World:
         return self._random.random() * 100 < percent
 
     def _next_row(self) -> Row | None:
-        if self._chance(self.options.invalid_percent):
-            return self._noise.make(self._recent)
         if self._network and self._chance(50):
             return self._deliver()
         if "restart" in self.options.faults and self._random.random() < 0.002:
@@ -100,8 +104,9 @@ class World:
         return make_event(kind, **values)
 
     def _of(self, kind: EventKind, operation: ModelOperation, **values: int) -> Row:
-        key = {name: operation.row[name] for name in _KEY_FIELDS}
-        return self._event(kind, **key, **values)
+        for name in _KEY_FIELDS:
+            values[name] = operation.row[name]
+        return self._event(kind, **values)
 
     def _send(self, row: Row) -> Row | None:
         """Puts a message on the network; without delay it arrives now."""
@@ -254,9 +259,7 @@ class World:
         kind = row[_KIND]
         if kind not in (EventKind.ISSUE, EventKind.COMMIT):
             return
-        request, epoch, operation_id = (
-            row[EVENT_FIELDS.index(name)] for name in ("request", "request_epoch", "operation_id")
-        )
+        request, epoch, operation_id = (row[place] for place in _OPERATION_PLACES)
         operation = self.model.find(request, epoch, operation_id)
         if operation is None:
             return
