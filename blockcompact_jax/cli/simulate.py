@@ -15,6 +15,7 @@ _MAX_STEPS_PER_WORLD = 1000
 _WORLDS_AT_ONCE = 500
 _MUTANT_WORLDS = 64
 _MUTANT_STEPS = 400
+_MAX_SHOWN = 20
 
 
 def simulate(  # noqa: PLR0917  # options, in the order --help shows them
@@ -192,15 +193,17 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row("transitions", f"{report['transitions_explored']:,}")
         for name, count in report["exhaustive_problems"].items():
             table.add_row(f"  {name}", f"violated {count} times")
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    for violation in report["violations"][:20]:
-        console.print(
+    Console(highlight=False, markup=False).print(table)
+    for violation in report["violations"][:_MAX_SHOWN]:
+        typer.echo(
             f"seed {violation['seed']}, step {violation['step']}, {violation['event']}: "
             f"{violation['problem']}"
         )
-        console.print(
+        typer.echo(
             f"  replay: blockcompact simulate --seed {violation['seed']} "
             f"--steps {report['steps_per_world']} --ranks {report['ranks']} "
             f"--faults {','.join(report['faults']) or 'none'}"
         )
+    num_hidden = len(report["violations"]) - _MAX_SHOWN
+    if num_hidden > 0:
+        typer.echo(f"and {num_hidden} more; --json lists all")

@@ -27,8 +27,9 @@ _ENDED = (OperationStage.EMPTY, OperationStage.CLOSED, OperationStage.ABORTED)
 class CommitLedger:
     """Keeps slots, operations and requests consistent under retries, lost ranks and restarts.
 
-    A refused call raises `LedgerError` and changes nothing. A repeated or late event is harmless:
-    the call returns its code, and `counts` counts it.
+    A refused call raises `LedgerError` and changes nothing. A repeated event is harmless: the call
+    returns its code, and `counts` counts it. So is a message of the past (`reach`, `acknowledge`,
+    `abort`, `preempt`, `finish`); a decision of the past (all others) is refused.
     """
 
     def __init__(
@@ -156,10 +157,8 @@ class CommitLedger:
         if record is not None and record.body_digest != digest:
             self._count(Disposition.REFUSED)
             raise LedgerError(ResultCode.OPERATION_CONFLICT, operation_id)
-        code, place = self._apply(row)
-        if code is not ResultCode.OK:
-            if record is None:
-                raise LedgerError(code, operation_id)
+        _, place = self._apply(row)
+        if record is not None:
             return Staging(
                 key=record.key, is_repeated=True, result=record.result, failure=record.failure
             )
@@ -202,7 +201,8 @@ class CommitLedger:
 
     def reach(self, key: OperationKey, *, rank: int, condition: Condition) -> ResultCode:
         """Takes down what a rank has reached. Ranks never stand in for each other."""
-        return self._apply(self._of(EventKind.REACH, key, rank=rank, condition=condition))[0]
+        row = self._of(EventKind.REACH, key, rank=rank, condition=condition)
+        return self._apply(row, is_message=True)[0]
 
     def commit(self, key: OperationKey, *, result: bytes | None = None) -> ResultCode:
         """Publishes an operation that every rank has completed, and stores its result.
@@ -221,7 +221,7 @@ class CommitLedger:
 
     def acknowledge(self, key: OperationKey) -> ResultCode:
         """Closes a committed operation. A second ACK changes nothing."""
-        return self._apply(self._of(EventKind.ACK, key))[0]
+        return self._apply(self._of(EventKind.ACK, key), is_message=True)[0]
 
     def abort(self, key: OperationKey, *, reason: str = "aborted") -> ResultCode:
         """Returns what an operation holds; slots that a copy may still reach wait for quiet ranks.
@@ -230,7 +230,7 @@ class CommitLedger:
             key: The operation.
             reason: Why, for whoever asks again.
         """
-        code, _ = self._apply(self._of(EventKind.ABORT, key))
+        code, _ = self._apply(self._of(EventKind.ABORT, key), is_message=True)
         if code is ResultCode.OK:
             self._records.of(key).failure = reason
         return code
@@ -310,7 +310,8 @@ class CommitLedger:
 
     def _end(self, kind: EventKind, request_id: str, request_epoch: int) -> ResultCode:
         place = self._place(request_id, request_epoch)
-        return self._apply(self._event(kind, request=place, request_epoch=request_epoch))[0]
+        row = self._event(kind, request=place, request_epoch=request_epoch)
+        return self._apply(row, is_message=True)[0]
 
     def _held(self, slot: int) -> HeldSlot:
         return HeldSlot(slot=slot, generation=int(self._state.slots.generation[0, slot]))
@@ -367,11 +368,16 @@ class CommitLedger:
             "more, or finish requests and let their slots become quiet."
         )
 
-    def _apply(self, row: tuple[int, ...]) -> tuple[ResultCode, int]:
-        return self._apply_all([row])[0]
+    def _apply(self, row: tuple[int, ...], *, is_message: bool = False) -> tuple[ResultCode, int]:
+        return self._apply_all([row], is_message=is_message)[0]
 
-    def _apply_all(self, rows: Sequence[tuple[int, ...]]) -> list[tuple[ResultCode, int]]:
-        """Applies events in order; if one is refused, none has happened."""
+    def _apply_all(
+        self, rows: Sequence[tuple[int, ...]], *, is_message: bool = False
+    ) -> list[tuple[ResultCode, int]]:
+        """Applies events in order; if one is refused, none has happened.
+
+        A message may be of the past, and is ignored then. A decision may not.
+        """
         if not rows:
             return []
         table = np.asarray(rows, np.int32)
@@ -379,9 +385,12 @@ class CommitLedger:
         answers = [
             (ResultCode(int(code)), int(value)) for code, value in zip(codes, values, strict=True)
         ]
+        harmless = (Disposition.APPLIED, Disposition.REPEATED)
         for code, value in answers:
-            if disposition_of(code) is Disposition.REFUSED:
-                self._count(Disposition.REFUSED)
+            disposition = disposition_of(code)
+            is_fine = disposition in harmless or (is_message and disposition is Disposition.IGNORED)
+            if not is_fine:
+                self._count(disposition)
                 raise LedgerError(code, value)
         self._state = state
         return answers

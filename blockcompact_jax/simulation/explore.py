@@ -19,6 +19,7 @@ import numpy as np
 from blockcompact_jax.ledger.batch import apply_event_jit
 from blockcompact_jax.ledger.invariants import find_bad_steps, find_violations
 from blockcompact_jax.ledger.kinds import Condition, EventKind, OperationStage, SlotState
+from blockcompact_jax.ledger.rules import RULES, Rules
 from blockcompact_jax.ledger.state import (
     EVENT_FIELDS,
     Event,
@@ -70,12 +71,16 @@ class Exploration:
 
 
 def explore(
-    scenario: Scenario, *, on_progress: Callable[[int], None] = lambda done: None
+    scenario: Scenario,
+    *,
+    rules: Rules = RULES,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Exploration:
     """Visits every state that can be reached.
 
     Args:
         scenario: What is explored.
+        rules: The tables; broken ones show that this can fail.
         on_progress: Called with the number of states visited so far.
     """
     start = empty_state(scenario.shape)
@@ -85,12 +90,12 @@ def explore(
     while _num_lanes(frontier):
         found: list[LedgerState] = []
         for chunk in _chunks(frontier):
-            _count(problems, _stuck(chunk, scenario))
+            _count(problems, _stuck(chunk, scenario, rules))
             for event in _events(chunk, scenario):
                 is_event = np.asarray(event.kind) != EventKind.NONE
                 if not is_event.any():
                     continue
-                after, outcome = _apply(chunk, event)
+                after, outcome = _apply(chunk, event, rules)
                 lanes = np.flatnonzero((np.asarray(outcome.code) == 0) & is_event)
                 num_events += int(np.count_nonzero(is_event))
                 num_transitions += lanes.size
@@ -109,7 +114,7 @@ def explore(
     )
 
 
-def _apply(state: LedgerState, event: Event) -> tuple[LedgerState, Outcome]:
+def _apply(state: LedgerState, event: Event, rules: Rules) -> tuple[LedgerState, Outcome]:
     """Applies one event a lane, compiled once: lanes are filled up to the size of a chunk."""
     num_lanes = _num_lanes(state)
     missing = _CHUNK_STATES - num_lanes
@@ -121,7 +126,7 @@ def _apply(state: LedgerState, event: Event) -> tuple[LedgerState, Outcome]:
     columns = {name: fill(getattr(event, name)) for name in EVENT_FIELDS}
     columns["kind"][num_lanes:] = EventKind.NONE
     filled = _map(state, lambda table, name: fill(_column(state, table, name)))
-    after, outcome = apply_event_jit(filled, Event(**columns))
+    after, outcome = apply_event_jit(filled, Event(**columns), rules=rules)
     outcome = Outcome(
         code=np.asarray(outcome.code)[:num_lanes], value=np.asarray(outcome.value)[:num_lanes]
     )
@@ -215,15 +220,13 @@ def _events(state: LedgerState, scenario: Scenario) -> Iterator[Event]:
         yield event(EventKind.RESTART, is_possible, process_epoch=process_epoch + 1)
 
 
-def _stuck(state: LedgerState, scenario: Scenario) -> dict[str, np.ndarray]:
+def _stuck(state: LedgerState, scenario: Scenario, rules: Rules) -> dict[str, np.ndarray]:
     """Marks states from which the end of all requests and quiet ranks leave something held."""
     last = state
     quick = replace(scenario, max_restarts=0)
     for event in _events(state, quick):
-        if int(np.max(event.kind)) == EventKind.FINISH or int(np.max(event.kind)) == (
-            EventKind.QUIESCE
-        ):
-            last, _ = _apply(last, event)
+        if int(event.kind[0]) in (EventKind.FINISH, EventKind.QUIESCE):
+            last, _ = _apply(last, event, rules)
     is_held: Any = np.asarray(last.slots.state != SlotState.FREE).any(axis=1)
     is_held |= np.asarray(last.operations.is_leased).any(axis=1)
     ended = (OperationStage.EMPTY, OperationStage.CLOSED, OperationStage.ABORTED)

@@ -22,8 +22,8 @@ NUM_LANES, NUM_STEPS = 4, 64
 
 def assert_same_bytes(left, right):
     assert jax.tree.structure(left) == jax.tree.structure(right)
-    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        one, other = np.asarray(one), np.asarray(other)
+    leaves = (map(np.asarray, jax.tree.leaves(tree)) for tree in (left, right))
+    for one, other in zip(*leaves, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert one.tobytes() == other.tobytes()
 

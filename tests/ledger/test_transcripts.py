@@ -1,4 +1,4 @@
-"""Golden transcripts: one per reported race, through numpy, the compiled call and the second ledger.
+"""Golden transcripts: one per reported race, by numpy, the compiled call and the second ledger.
 
 Each file holds the events, the code and value of every one, and what is left at the end, in words.
 """
