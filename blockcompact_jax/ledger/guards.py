@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from blockcompact_jax.errors import ResultCode
 from blockcompact_jax.ids import HOLE
 
 from .facts import Facts, look_up
@@ -57,18 +58,27 @@ def judge(state: LedgerState, event: Event, facts: Facts, rules: Rules, xp: Any)
         The code of the first objection, 0 where there is none, and what its sentence names.
     """
     case = _Case(state, event, facts, rules, xp)
-    objections = [_OBJECTIONS[guard](case) for guard in Guard]
     is_asked = xp.take(xp.asarray(rules.arrays.guarded), event.kind, axis=1, mode="clip")
-    is_raised = xp.stack([objection.is_raised for objection in objections]) & is_asked
-    order = np.arange(len(Guard), dtype=np.int32)[:, None]
+    guards = list(Guard)
+    if xp is np:
+        # Under jit every guard is asked; here only those that some lane's event has.
+        guards = [guard for guard in guards if is_asked[guard].any()] or [Guard.IN_RANGE]
+    objections = [_OBJECTIONS[guard](case) for guard in guards]
+    places = np.asarray(guards)
+    is_raised = xp.stack([objection.is_raised for objection in objections]) & is_asked[places]
+    order = np.arange(len(guards), dtype=np.int32)[:, None]
     is_first = (order == xp.argmax(is_raised, axis=0)) & is_raised
     values = xp.stack([objection.value for objection in objections])
-    code = xp.sum(xp.where(is_first, _FIRST_CODES, np.int32(0)), axis=0, dtype=np.int32)
-    for guard, objection in zip(Guard, objections, strict=True):
+    # A kind that does not exist has no guards of its own.
+    is_unknown = (event.kind < 0) | (event.kind > EventKind.NONE)
+    code = xp.sum(xp.where(is_first, _FIRST_CODES[places], np.int32(0)), axis=0, dtype=np.int32)
+    for place, objection in enumerate(objections):
         if objection.code is not None:
-            code = xp.where(is_first[int(guard)], objection.code, code)
+            code = xp.where(is_first[place], objection.code, code)
     value = xp.sum(xp.where(is_first, values, np.int32(0)), axis=0, dtype=np.int32)
-    return code, xp.where(code == 0, np.int32(HOLE), value)
+    value = xp.where(code == 0, np.int32(HOLE), value)
+    code = xp.where(is_unknown, np.int32(ResultCode.EVENT_OUT_OF_RANGE), code)
+    return code, xp.where(is_unknown, event.kind, value)
 
 
 def _in_range(case: _Case) -> Objection:

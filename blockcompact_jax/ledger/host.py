@@ -188,12 +188,11 @@ class CommitLedger:
         """
         if (num_slots is None) == (slots is None):
             raise CompactionError("Give either `num_slots` or `slots` to `reserve`.")
-        wanted = [HOLE] * (num_slots or 0) if slots is None else list(slots)
-        if any(slot < 0 for slot in slots or ()):
-            raise CompactionError(f"`slots` has a negative entry: {min(wanted)}; name real slots.")
+        if min(slots or (), default=0) < 0:
+            raise CompactionError(f"`slots` has a negative entry: {slots}; name real slots.")
+        wanted = [HOLE] * (num_slots or 0) if slots is None else slots
         rows = [self._of(EventKind.RESERVE, key, slot=slot) for slot in wanted]
-        taken = [value for _, value in self._apply_all(rows)]
-        return [self._held(slot) for slot in taken]
+        return [self._held(slot) for _, slot in self._apply_all(rows)]
 
     def issue(self, key: OperationKey) -> ResultCode:
         """Sends a staged operation to the ranks: its transfer, or only its selection."""

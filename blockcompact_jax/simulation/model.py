@@ -321,10 +321,8 @@ class ModelLedger:
             if needed in operation.done and rank not in operation.done[needed]:
                 return _MISSING[needed], rank
         operation.done[condition].add(rank)
-        num_ranks = self.shape.num_ranks
-        if operation.has_all(Condition.LANDED, num_ranks) and operation.has_all(
-            Condition.SIDE_LANDED, num_ranks
-        ):
+        landings = (Condition.LANDED, Condition.SIDE_LANDED)
+        if all(operation.has_all(each, self.shape.num_ranks) for each in landings):
             operation.has_source = False
         return ResultCode.OK, -1
 

@@ -57,7 +57,7 @@ def test_both_paths_agree_on_simulated_worlds():
         np.int32, (NUM_STEPS, NUM_LANES, len(EVENT_FIELDS) - 1), elements=st.integers(-2, 9)
     ),
     kinds=hnp.arrays(
-        np.int32, (NUM_STEPS, NUM_LANES), elements=st.integers(0, int(EventKind.NONE))
+        np.int32, (NUM_STEPS, NUM_LANES), elements=st.integers(-1, int(EventKind.NONE) + 1)
     ),
 )
 def test_both_paths_agree_on_anything(noise, kinds):
@@ -78,6 +78,14 @@ def test_extreme_fields_are_refused_and_change_nothing(value):
     table = np.asarray(rows, np.int32).reshape(-1, NUM_STEPS, NUM_LANES, len(EVENT_FIELDS))
     for chunk in table:
         run_both(chunk)
+
+
+@pytest.mark.parametrize("kind", [-1, int(EventKind.NONE) + 1, np.iinfo(np.int32).max])
+def test_an_unknown_kind_is_refused(kind):
+    """A kind that does not exist is no event: refused, counted, nothing moves."""
+    row = (kind, *make_event(EventKind.STAGE, process_epoch=1)[1:])
+    state = run_both(np.asarray([[row] * NUM_LANES] * NUM_STEPS, np.int32))
+    assert count_dispositions(state)[Disposition.REFUSED] == NUM_LANES * NUM_STEPS
 
 
 def test_a_place_without_an_event_changes_nothing():
