@@ -16,6 +16,7 @@ _WORLDS_AT_ONCE = 500
 _MUTANT_WORLDS = 64
 _MUTANT_STEPS = 400
 _MAX_SHOWN = 20
+_USUAL_STATES = 553_519  # What the exploration last found; for the progress bar only.
 
 
 def simulate(  # noqa: PLR0917  # options, in the order --help shows them
@@ -161,7 +162,7 @@ def _hunt(observer: ProgressObserver, *, seed: int, num_ranks: int) -> dict[str,
 def _explore(observer: ProgressObserver) -> dict[str, Any]:
     from blockcompact_jax.simulation.explore import Scenario, explore
 
-    observer.on_stage("exploring every interleaving", None)
+    observer.on_stage("exploring every interleaving", _USUAL_STATES)
     found = explore(Scenario(), on_progress=observer.on_progress)
     return {
         "states_explored": found.num_states,
