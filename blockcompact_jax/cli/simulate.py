@@ -127,13 +127,17 @@ def _simulate(
     observer.on_stage(f"simulating {num_worlds} worlds", num_worlds)
     for first in range(0, num_worlds, _WORLDS_AT_ONCE):
         last = min(first + _WORLDS_AT_ONCE, num_worlds)
-        trace = record(tuple(range(seed + first, seed + last)), steps_per_world, options)
+        trace = record(
+            tuple(range(seed + first, seed + last)),
+            steps_per_world,
+            options,
+            on_progress=lambda done, first=first: observer.on_progress(first + done),
+        )
         found, state = check(trace, options)
         violations += [vars(violation) for violation in (*trace.breaches, *found)]
         for disposition, count in enumerate(count_dispositions(state).tolist()):
             counts[disposition] += count
         num_invalid += trace.num_invalid
-        observer.on_progress(last)
     return {
         "seed": seed,
         "events": num_worlds * steps_per_world,
@@ -153,8 +157,8 @@ def _hunt(observer: ProgressObserver, *, seed: int, num_ranks: int) -> dict[str,
     from blockcompact_jax.simulation.mutants import MUTANTS, hunt
 
     options = _options(num_ranks, parse_faults("all"))
-    trace = record(tuple(range(seed, seed + _MUTANT_WORLDS)), _MUTANT_STEPS, options)
     observer.on_stage(f"hunting {len(MUTANTS)} mutants", len(MUTANTS))
+    trace = record(tuple(range(seed, seed + _MUTANT_WORLDS)), _MUTANT_STEPS, options)
     caught = hunt(trace, options, on_progress=observer.on_progress)
     return {name: mutant.seed for name, mutant in caught.items()}
 

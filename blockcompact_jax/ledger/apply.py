@@ -94,19 +94,17 @@ def _move_slots(step: _Step) -> Slots:
     state, event, facts, kind, rules, xp = step
     slots = state.slots
     tables = rules.arrays
-    kind_, at_slot, of_operation = kind[:, None], facts.at_slot, facts.of_operation
+    kind_column, at_slot, of_operation = kind[:, None], facts.at_slot, facts.of_operation
 
     quiet_bit = xp.where(
-        at_slot & (kind_ == EventKind.QUIESCE), _bit(facts.rank, xp)[:, None], np.int32(0)
+        at_slot & (kind_column == EventKind.QUIESCE), _bit(facts.rank, xp)[:, None], np.int32(0)
     )
     quiet_ranks = slots.quiet_ranks | quiet_bit
     is_quiet = (quiet_bit != 0) & (quiet_ranks == state.all_ranks)
-    is_ending = (kind_ == EventKind.RESTART) | (
-        ((kind_ == EventKind.PREEMPT) | (kind_ == EventKind.FINISH))
-        & (slots.request == event.request[:, None])
-    )
     happening = xp.where(
-        is_ending, look_up(tables.slot_end, slots.state, xp=xp), np.int32(SlotEvent.NONE)
+        _is_ending(step, slots.request),
+        look_up(tables.slot_end, slots.state, xp=xp),
+        np.int32(SlotEvent.NONE),
     )
     for is_here, event_kind, slot_event in (
         (at_slot, EventKind.RESERVE, SlotEvent.RESERVE),
@@ -116,7 +114,7 @@ def _move_slots(step: _Step) -> Slots:
         (at_slot, EventKind.EVICT, SlotEvent.EVICT),
         (is_quiet, EventKind.QUIESCE, SlotEvent.QUIESCE),
     ):
-        happening = xp.where(is_here & (kind_ == event_kind), np.int32(slot_event), happening)
+        happening = xp.where(is_here & (kind_column == event_kind), np.int32(slot_event), happening)
     reached = look_up(tables.slot_next, slots.state, happening, xp=xp)
     next_state = xp.where(reached == NO_STATE, slots.state, reached)
     is_free = next_state == SlotState.FREE
@@ -133,19 +131,23 @@ def _move_slots(step: _Step) -> Slots:
     )
 
 
+def _is_ending(step: _Step, request: Any) -> Any:
+    """Marks what belongs to a request that ends; a restart of the producer ends all."""
+    kind = step.kind[:, None]
+    is_end = (kind == EventKind.PREEMPT) | (kind == EventKind.FINISH)
+    return (kind == EventKind.RESTART) | (is_end & (request == step.event.request[:, None]))
+
+
 def _move_operations(step: _Step, slots: Slots) -> Operations:
     state, event, facts, kind, rules, xp = step
     operations = _stage_operation(step)
     tables = rules.arrays
-    kind_, at_operation = kind[:, None], facts.at_place
+    kind_column, at_operation = kind[:, None], facts.at_place
 
-    reached_stage = look_up(tables.operation_next, operations.stage, kind_, xp=xp)
-    moves = at_operation & (kind_ != EventKind.STAGE) & (reached_stage != NO_STATE)
+    reached_stage = look_up(tables.operation_next, operations.stage, kind_column, xp=xp)
+    moves = at_operation & (kind_column != EventKind.STAGE) & (reached_stage != NO_STATE)
     stage = xp.where(moves, reached_stage, operations.stage)
-    is_ending = (kind_ == EventKind.RESTART) | (
-        ((kind_ == EventKind.PREEMPT) | (kind_ == EventKind.FINISH))
-        & (operations.request == event.request[:, None])
-    )
+    is_ending = _is_ending(step, operations.request)
     stage = xp.where(is_ending, look_up(tables.operation_end, operations.stage, xp=xp), stage)
 
     places = np.arange(stage.shape[1], dtype=np.int32)
@@ -154,7 +156,7 @@ def _move_operations(step: _Step, slots: Slots) -> Operations:
     stage = xp.where(is_drained, np.int32(OperationStage.ABORTED), stage)
 
     conditions = np.arange(len(Condition), dtype=np.int32)
-    is_reaching = (kind_ == EventKind.REACH) & at_operation
+    is_reaching = (kind_column == EventKind.REACH) & at_operation
     reaches = is_reaching[:, :, None] & (event.condition[:, None, None] == conditions)
     bits = xp.where(reaches, _bit(facts.rank, xp)[:, None, None], np.int32(0))
     reached = operations.reached | bits
@@ -205,23 +207,23 @@ def _stage_operation(step: _Step) -> Operations:
 def _move_requests(step: _Step) -> Requests:
     state, event, facts, kind, rules, xp = step
     requests = state.requests
-    kind_ = kind[:, None]
+    kind_column = kind[:, None]
     at_request = facts.at_request
-    reached = look_up(rules.arrays.request_next, requests.state, kind_, xp=xp)
+    reached = look_up(rules.arrays.request_next, requests.state, kind_column, xp=xp)
     next_state = xp.where(at_request & (reached != NO_STATE), reached, requests.state)
-    is_admitted = at_request & (kind_ == EventKind.ADMIT)
-    is_committed = at_request & (kind_ == EventKind.COMMIT)
-    is_staged = at_request & (kind_ == EventKind.STAGE)
+    is_admitted = at_request & (kind_column == EventKind.ADMIT)
+    is_committed = at_request & (kind_column == EventKind.COMMIT)
+    is_staged = at_request & (kind_column == EventKind.STAGE)
     brings = is_committed & (facts.operation.num_slots > 0)[:, None]
     last_operation_id = xp.where(is_staged, event.operation_id[:, None], requests.last_operation_id)
     return Requests(
-        state=xp.where(kind_ == EventKind.RESTART, np.int32(0), next_state),
+        state=xp.where(kind_column == EventKind.RESTART, np.int32(0), next_state),
         request_epoch=xp.where(
             is_admitted, state.next_request_epoch[:, None], requests.request_epoch
         ),
         pool_generation=requests.pool_generation + _flag(brings),
         map_revision=requests.map_revision
-        + _flag(brings | (at_request & (kind_ == EventKind.EVICT))),
+        + _flag(brings | (at_request & (kind_column == EventKind.EVICT))),
         selection_revision=xp.where(
             is_committed, facts.operation.selection_revision[:, None], requests.selection_revision
         ),
