@@ -21,8 +21,6 @@ from .records import OperationRecord, OperationRecords
 from .state import LedgerShape, LedgerState, empty_state, make_event
 from .tables import disposition_of
 
-_ENDED = (OperationStage.EMPTY, OperationStage.CLOSED, OperationStage.ABORTED)
-
 
 class CommitLedger:
     """Keeps slots, operations and requests consistent under retries, lost ranks and restarts.
@@ -351,15 +349,12 @@ class CommitLedger:
         for place in range(self.shape.max_requests):
             if place not in used:
                 return place
-        slots, operations = self._state.slots, self._state.operations
+        # An operation that still drains holds a slot, so slots tell all.
+        holders = np.asarray(self._state.slots.request[0])
+        ended = (RequestState.FINISHED, RequestState.ABSENT)
         for request_id, place in self._place_by_request.items():
-            is_ended = int(self._state.requests.state[0, place]) in (
-                RequestState.FINISHED,
-                RequestState.ABSENT,
-            )
-            is_mine = np.asarray(operations.request[0]) == place
-            has_open = bool((is_mine & ~np.isin(operations.stage[0], _ENDED)).any())
-            if is_ended and not has_open and not (np.asarray(slots.request[0]) == place).any():
+            is_ended = int(self._state.requests.state[0, place]) in ended
+            if is_ended and not (holders == place).any():
                 del self._place_by_request[request_id]
                 return place
         raise CompactionError(
