@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from blockcompact_jax.cli.app import app
 from blockcompact_jax.cli.errors import UserError
 from blockcompact_jax.cli.simulate import is_passed, parse_faults
+from blockcompact_jax.ledger import LedgerShape
 from blockcompact_jax.simulation import check as check_module
+from blockcompact_jax.simulation import explore as explore_module
 from blockcompact_jax.simulation.mutants import MUTANTS
 
 runner = CliRunner()
@@ -52,6 +54,23 @@ def test_mutants_are_listed_with_the_seed_that_caught_them():
     mutants = json.loads(done.stdout)["mutants"]
     assert set(mutants) == set(MUTANTS)
     assert all(isinstance(seed, int) for seed in mutants.values())
+
+
+def test_exhaustive_reports_what_it_visited(monkeypatch):
+    """COM-8: states, transitions and problems of a (here tiny) exploration are in the report."""
+    tiny = functools.partial(
+        explore_module.Scenario,
+        shape=LedgerShape(max_requests=1, max_operations=1, max_slots=1, num_ranks=1),
+        slots_by_operation=(1,),
+        max_admissions=1,
+    )
+    monkeypatch.setattr(explore_module, "Scenario", tiny)
+    done = run("--steps", "10", "--exhaustive", "--json")
+    assert done.exit_code == 0
+    report = json.loads(done.stdout)
+    assert report["exhaustive_problems"] == {}
+    assert report["events_tried"] > report["transitions_explored"] > report["states_explored"] > 20
+    assert "states explored" in run("--steps", "10", "--exhaustive").stdout
 
 
 def test_a_missed_mutant_or_a_problem_of_the_exploration_is_a_failure():

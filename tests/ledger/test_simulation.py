@@ -87,7 +87,7 @@ SMALL = LedgerShape(max_requests=2, max_operations=2, max_slots=2, num_ranks=2)
 @pytest.mark.parametrize(
     "scenario",
     [
-        Scenario(shape=SMALL, slots_by_operation=(1, 0)),
+        pytest.param(Scenario(shape=SMALL, slots_by_operation=(1, 0)), marks=pytest.mark.slow),
         Scenario(shape=SMALL, slots_by_operation=(1,), max_restarts=1),
     ],
     ids=["two operations", "a restart"],
