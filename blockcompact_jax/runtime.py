@@ -26,7 +26,6 @@ from blockcompact_jax.ids import (
 )
 from blockcompact_jax.kernels import (
     RegisteredPool,
-    host_pool_pack,
     host_pool_upload,
     raise_for_status,
 )
@@ -94,15 +93,13 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True)
 class Pools:
-    """The three stores of one request.
+    """The stores of one request that a selection moves bytes between.
 
     Attributes:
-        full: plain pool in sequence order, written by the engine.
         packed: packed CPU pool; source block b holds logical block b.
         resident: plain resident pool.
     """
 
-    full: RegisteredPool
     packed: RegisteredPool
     resident: RegisteredPool
 
@@ -151,7 +148,6 @@ class CompactionRuntime:
         )
         self.metrics = _NO_COSTS
         self.num_selections = 0
-        self._num_packed_blocks = 0
         self._pools: Pools | None = None
         # Scores arrive committed to a device, and so do the states that follow from them. Starting
         # committed spares a second compilation.
@@ -182,7 +178,7 @@ class CompactionRuntime:
         return self._state.num_candidate_blocks
 
     def attach(self, pools: Pools) -> None:
-        """Names the stores that `pack_confirmed` and `reselect` move bytes between.
+        """Names the stores that `reselect` moves bytes between.
 
         Raises:
             ValueError: if the resident pool is smaller than `num_physical_blocks`.
@@ -205,31 +201,6 @@ class CompactionRuntime:
         static: Any = {"geometry": self._geometry, "policy": self._policy}
         plan, reserved = plan_step(scores, 0, residency, state.ownership, budget_blocks=0, **static)
         jax.block_until_ready(commit_step(plan, residency, reserved, **static))
-
-    def pack_confirmed(self, num_tokens: int) -> None:
-        """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
-
-        Args:
-            num_tokens: confirmed tokens; their KV in the full pool is final.
-        """
-        pools = self._attached()
-        num_blocks = num_tokens // self._geometry.block_tokens
-        blocks = np.arange(self._num_packed_blocks, num_blocks, dtype=np.int32)
-        if not blocks.size:
-            return
-        rows = np.arange(self._geometry.num_rows, dtype=np.int32)
-        layer_row, block = np.repeat(rows, blocks.size), np.tile(blocks, rows.size)
-        packed = host_pool_pack(
-            pools.full.current_ord(),
-            pools.packed.current_ord(),
-            layer_row,
-            block,
-            block,
-            plain_pool=pools.full,
-            packed_pool=pools.packed,
-        )
-        raise_for_status(packed.status, call="pool_pack", layer_row=layer_row, block=block)
-        self._num_packed_blocks = num_blocks
 
     def reselect(
         self,

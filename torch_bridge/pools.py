@@ -1,4 +1,4 @@
-"""Torch-owned KV stores, registered with the native calls so that no byte is copied to share them.
+"""Shapes of torch-owned KV stores, and their registration with the native calls.
 
 XLA must never own or donate this memory (a torch-owned buffer is copied silently when donated), so
 each store registers its address, bounds and strides once and the native calls work on that.
@@ -12,7 +12,6 @@ import torch
 
 from blockcompact_jax.kernels.layouts import Layout
 from blockcompact_jax.kernels.pools import PlainStrides, RegisteredPool
-from torch_bridge.dlpack import aligned_zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,17 @@ class KVShape:
         return 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
 
     def register_plain(self, tensor: torch.Tensor, num_blocks: int) -> RegisteredPool:
-        """Registers a [num_rows, 2, num_kv_heads, num_blocks * block_tokens, head_dim] tensor."""
+        """Registers plain blocks.
+
+        Args:
+            tensor: [num_rows, 2, num_kv_heads, num_blocks * block_tokens, head_dim]; with one row
+                it stands for every row of the pool.
+            num_blocks: blocks a row.
+        """
         layer, kv, head, token, _ = tensor.stride()
+        is_shared = tensor.shape[0] == 1
         return RegisteredPool.register_plain(
-            tensor.data_ptr(),
+            [tensor.data_ptr()] * self.num_rows if is_shared else tensor.data_ptr(),
             num_layers=self.num_rows,
             num_blocks=num_blocks,
             num_kv_heads=self.num_kv_heads,
@@ -56,76 +62,19 @@ class KVShape:
             keepalive=tensor,
         )
 
-
-class FullKV:
-    """Every token's KV, plain, in sequence order: what the verifier attends to.
-
-    Attributes:
-        tensor: [num_rows, 2, num_kv_heads, max_tokens, head_dim].
-        pool: its registration; block b of a row is the tokens [b * B, (b + 1) * B).
-    """
-
-    def __init__(self, shape: KVShape, max_blocks: int) -> None:
-        self.max_tokens = max_blocks * shape.block_tokens
-        self.tensor = aligned_zeros(
-            shape.num_rows,
-            2,
-            shape.num_kv_heads,
-            self.max_tokens,
-            shape.head_dim,
-            dtype=shape.dtype,
-        )
-        self.pool = shape.register_plain(self.tensor, max_blocks)
-
-    def write(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Writes [num_kv_heads, num_new, head_dim] keys and values from `token_position` on.
-
-        Raises:
-            ValueError: if they do not fit.
-        """
-        end = token_position + key.shape[1]
-        if end > self.max_tokens:
-            raise ValueError(
-                f"`token_position` {token_position} plus {key.shape[1]} new tokens exceeds the "
-                f"capacity of {self.max_tokens} tokens. Allocate more blocks."
-            )
-        self.tensor[row, 0, :, token_position:end] = key
-        self.tensor[row, 1, :, token_position:end] = value
-
-    def read(self, row: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the first `num_tokens` keys and values, [num_kv_heads, num_tokens, head_dim]."""
-        key, value = self.tensor[row, :, :, :num_tokens].unbind(0)
-        return key, value
-
-
-class PackedKV:
-    """Every whole confirmed block, packed: the CPU pool that uploads read from.
-
-    Attributes:
-        tensor: [num_rows, max_blocks, num_kv_heads, 2 * block_tokens, head_dim], element order as
-            `layout` says.
-        pool: its registration; a source block is an index of axis 1.
-    """
-
-    def __init__(self, shape: KVShape, max_blocks: int, layout: Layout) -> None:
-        self.layout = layout
-        self.tensor = aligned_zeros(
-            shape.num_rows,
-            max_blocks,
-            shape.num_kv_heads,
-            2 * shape.block_tokens,
-            shape.head_dim,
-            dtype=shape.dtype,
-        )
-        self.pool = RegisteredPool.register_packed(
-            self.tensor.data_ptr(),
+    def register_packed(
+        self, tensor: torch.Tensor, num_blocks: int, layout: Layout
+    ) -> RegisteredPool:
+        """Registers a [num_rows, num_blocks, num_kv_heads, 2 * block_tokens, head_dim] tensor."""
+        return RegisteredPool.register_packed(
+            tensor.data_ptr(),
             layout=layout,
-            num_layers=shape.num_rows,
-            num_blocks=max_blocks,
-            num_kv_heads=shape.num_kv_heads,
-            block_tokens=shape.block_tokens,
-            head_dim=shape.head_dim,
-            element_bytes=shape.dtype.itemsize,
-            size_bytes=self.tensor.numel() * self.tensor.element_size(),
-            keepalive=self.tensor,
+            num_layers=self.num_rows,
+            num_blocks=num_blocks,
+            num_kv_heads=self.num_kv_heads,
+            block_tokens=self.block_tokens,
+            head_dim=self.head_dim,
+            element_bytes=self.dtype.itemsize,
+            size_bytes=tensor.numel() * tensor.element_size(),
+            keepalive=tensor,
         )

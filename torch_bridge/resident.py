@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Int32
 
+from blockcompact_jax.kernels import AttendSegment
 from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.pools import KVShape
 
@@ -39,7 +40,7 @@ class ResidentKV:
         self._blocks = self.tensor.view(
             shape.num_rows, 2, shape.num_kv_heads, num_physical_blocks, -1
         )
-        self._tables: list[torch.Tensor] = []
+        self._tables: list[Int32[np.ndarray, " entries"]] = []
         self._num_selected: list[int] = []
         self._tail = np.empty((shape.num_rows, 0), dtype=np.int64)
         self._tail_start_token_position = 0
@@ -76,7 +77,7 @@ class ResidentKV:
                 f"`tail_physical_blocks` {len(tail_physical_blocks)}; expected {num_rows} of each."
             )
         self._tables = [
-            torch.from_numpy(np.concatenate([selected, tail]).astype(np.int64))
+            np.concatenate([selected, tail]).astype(np.int32)
             for selected, tail in zip(selected_physical_blocks, tail_physical_blocks, strict=True)
         ]
         self._num_selected = [len(selected) for selected in selected_physical_blocks]
@@ -91,6 +92,17 @@ class ResidentKV:
             self.tensor[row, 0, :, token : token + end - begin] = key[:, begin:end]
             self.tensor[row, 1, :, token : token + end - begin] = value[:, begin:end]
 
+    def segments(self, row: int, num_tokens: int) -> list[AttendSegment]:
+        """One row's resident tokens, as attention over blocks takes them.
+
+        Args:
+            row: full-attention layer row.
+            num_tokens: logical length of the sequence; tokens past it are not read.
+        """
+        num_tail_tokens = num_tokens - self._tail_start_token_position
+        num_keys = self._num_selected[row] * self.shape.block_tokens + num_tail_tokens
+        return [AttendSegment(self.pool, self.pool.current_ord(), row, self._tables[row], num_keys)]
+
     def read(self, row: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Gathers one row's resident keys and values through its table.
 
@@ -104,7 +116,8 @@ class ResidentKV:
         shape, num_selected = self.shape, self._num_selected[row]
         num_tail_tokens = num_tokens - self._tail_start_token_position
         num_entries = num_selected + -(-num_tail_tokens // shape.block_tokens)
-        gathered = self._blocks[row].index_select(2, self._tables[row][:num_entries])
+        table = torch.from_numpy(self._tables[row][:num_entries])
+        gathered = self._blocks[row].index_select(2, table)
         tokens = gathered.view(2, shape.num_kv_heads, -1, shape.head_dim)
         key, value = tokens[:, :, : num_selected * shape.block_tokens + num_tail_tokens].unbind(0)
         return key, value

@@ -1,11 +1,11 @@
 """The commands of `blockcompact`, put together."""
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .errors import error_boundary
+from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
 from .run import run
@@ -19,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""The base of typer's usage errors, which it does not export."""
 
 
 def _show_version(is_asked: bool) -> None:
@@ -48,4 +51,20 @@ app.command()(simulate)
 def main() -> None:
     """Run the command line. Ends the process."""
     with error_boundary():
-        app()
+        try:
+            exit_code = app(standalone_mode=False)
+        except _USAGE_ERROR as error:
+            raise _one_line(error) from None
+        if exit_code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        raise SystemExit(exit_code)
+
+
+def _one_line(error: Any) -> UserError | SystemExit:
+    """A wrong option or argument as this program's other errors look; no command is a question."""
+    message: str = error.format_message()
+    command = error.ctx.command_path if error.ctx else "blockcompact"
+    if "\n" in message or not message:  # no command was given: the message is the help
+        error.show()
+        return SystemExit(EXIT_REFUSED)
+    return UserError(f"{message.rstrip('.')} (see `{command} --help`)")

@@ -1,84 +1,71 @@
 """`blockcompact run`: decode with a compacted KV cache and report what it saved."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from .errors import UserError, require_modules
 from .progress import make_observer
+from .run_options import (
+    AttentionOption,
+    BlockTokensOption,
+    BudgetOption,
+    CompareFullOption,
+    ContextOption,
+    DraftTokensOption,
+    DtypeOption,
+    JsonOption,
+    LayoutOption,
+    LookupTokensOption,
+    ModelOption,
+    NewTokensOption,
+    PolicyOption,
+    PromptFileOption,
+    PromptOption,
+    ReselectEveryOption,
+    SeedOption,
+    TemperatureOption,
+)
 
 _NEEDED_TO_RUN = ("torch", "transformers", "gguf", "safetensors", "filelock")
 
 
 def run(  # noqa: PLR0917  # options, in the order --help shows them
-    model: Annotated[
-        str, typer.Option(help="Short name, directory, .gguf file or hub name (`owner/model`).")
-    ] = "smollm2-135m",
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="UTF-8 file with the prompt.", show_default="built-in text")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="The prompt itself.", show_default="built-in text")
-    ] = None,
-    context: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Prompt tokens: a longer prompt is cut to its first tokens, a shorter one is used "
-            "whole.",
-        ),
-    ] = 2048,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
-    budget: Annotated[
-        str,
-        typer.Option(
-            help="Blocks that stay resident in each full-attention layer. With % or at most 1 it "
-            "is a fraction (25%, 0.25), else a number of blocks (16b, 16)."
-        ),
-    ] = "25%",
-    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 32,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per verification.")] = 8,
-    lookup_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Tokens of a draft step that repetition in the text may suggest; 0 is off."
-        ),
-    ] = 7,
-    reselect_every: Annotated[int, typer.Option(min=1, help="Rounds between two selections.")] = 4,
-    policy: Annotated[
-        str, typer.Option(help="Selection policy: attention, recency or random.")
-    ] = "attention",
-    dtype: Annotated[
-        str, typer.Option(help="Data type of weights and KV cache: float32 or bfloat16.")
-    ] = "float32",
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="Packed layout of the full KV: amx (block and head size multiples of 32) or vec."
-        ),
-    ] = "amx",
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
-    compare_full: Annotated[
-        bool, typer.Option(help="Also decode with full attention and compare.")
-    ] = True,
-    is_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")
-    ] = False,
+    model: ModelOption = "smollm2-135m",
+    prompt_file: PromptFileOption = None,
+    prompt: PromptOption = None,
+    context: ContextOption = 2048,
+    new_tokens: NewTokensOption = 128,
+    budget: BudgetOption = "25%",
+    block_tokens: BlockTokensOption = 32,
+    draft_tokens: DraftTokensOption = 8,
+    lookup_tokens: LookupTokensOption = 7,
+    reselect_every: ReselectEveryOption = 4,
+    policy: PolicyOption = "attention",
+    dtype: DtypeOption = "float32",
+    layout: LayoutOption = "amx",
+    attention: AttentionOption = "blocks",
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    compare_full: CompareFullOption = True,
+    is_json: JsonOption = False,
 ) -> None:
     """Decode with a compacted KV cache, checked against the full one, and report the savings.
 
     A model with a short name is fetched on first use. Generated text goes to stdout, progress to
     stderr.
     """
-    from torch_bridge.huggingface.options import OptionError, RunOptions, parse_budget
+    from torch_bridge.budget import OptionError, parse_budget
+    from torch_bridge.huggingface.options import RunOptions
     from torch_bridge.prompts import read_prompt
 
-    checked: dict[str, Any] = {"policy": policy, "dtype": dtype, "layout": layout}
+    checked: dict[str, Any] = {
+        "policy": policy,
+        "dtype": dtype,
+        "layout": layout,
+        "attention": attention,
+    }
     try:
         options = RunOptions(
             model=model,

@@ -56,6 +56,30 @@ def test_works_without_the_optional_packages(arguments: tuple[str, ...], tmp_pat
     assert done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--contxt", "3"), "No such option: --contxt"),
+        (("run", "--context", "x"), "Invalid value for '--context'"),
+        (("bogus",), "No such command 'bogus'"),
+        (("models", "fetch"), "Missing argument"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_the_help(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+):
+    line = _one_error_line(_blockcompact(*arguments, cache=tmp_path))
+    assert said in line
+    assert "--help`)" in line
+
+
+@pytest.mark.parametrize("arguments", [(), ("models",)])
+def test_no_command_shows_the_help(arguments: tuple[str, ...], tmp_path: Path):
+    done = _blockcompact(*arguments, cache=tmp_path)
+    assert done.returncode == 2
+    assert "Usage:" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("arguments", [("run",), ("models", "fetch", "smollm2-135m")])
 def test_missing_extra_is_one_line_with_the_remedy(arguments: tuple[str, ...], tmp_path: Path):
     line = _one_error_line(_blockcompact(*arguments, cache=tmp_path, prelude=_WITHOUT_EXTRAS))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge.huggingface.options import Budget, OptionError, RunOptions, parse_budget
+from torch_bridge.budget import Budget, OptionError, parse_budget
+from torch_bridge.huggingface.options import RunOptions
 
 
 @pytest.mark.parametrize(

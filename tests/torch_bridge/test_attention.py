@@ -5,12 +5,10 @@ import pytest
 import torch
 
 from torch_bridge.huggingface.attention import (
-    RECORDER_KEYWORD,
     blockcompact_attention,
     blockcompact_mask,
     causal_tail_mask,
 )
-from torch_bridge.huggingface.block_mass import BlockMassRecorder
 
 
 class _Module(torch.nn.Module):
@@ -89,27 +87,3 @@ def test_dropout_and_foreign_masks_are_refused(arguments):
     mask = arguments.pop("attention_mask", None)
     with pytest.raises(ValueError, match="inference"):
         blockcompact_attention(_Module(), query, key, value, mask, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("num_queries", "num_keys"), [(1, 31), (3, 32), (4, 33), (9, 40), (40, 40)]
-)
-def test_recorded_mass_is_the_softmax_mass_of_whole_blocks(num_queries, num_keys):
-    """SEL-2: tokens past the last whole block have no score of their own."""
-    recorder = BlockMassRecorder(
-        layers=[5, 7], num_query_heads=6, num_positions=4, max_blocks=6, block_tokens=8
-    )
-    recorder.mass.fill_(9.0)  # what an earlier, longer forward left
-    query, key, value = _random_qkv(num_queries, num_keys)
-    blockcompact_attention(
-        _Module(), query, key, value, None, scaling=0.3, **{RECORDER_KEYWORD: recorder}
-    )
-    weights = _probabilities(query[0].double().numpy(), key[0].double().numpy(), 0.3)
-    scored = weights[:, -4:]
-    scored = np.concatenate([np.repeat(scored[:, :1], 4 - scored.shape[1], 1), scored], 1)
-    num_blocks = num_keys // 8
-    expected = np.zeros((6, 4, 6))
-    for block in range(num_blocks):
-        expected[:, :, block] = scored[:, :, block * 8 : block * 8 + 8].sum(-1)
-    np.testing.assert_allclose(recorder.mass[1].numpy(), expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(recorder.mass[0], torch.full((6, 4, 6), 9.0))

@@ -5,7 +5,8 @@ import torch
 from transformers import DynamicCache
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.huggingface.options import Budget, RunOptions
+from torch_bridge.budget import Budget
+from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.run import run_decoding
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
@@ -48,7 +49,7 @@ def test_bfloat16_tokens_are_the_full_models_choice_up_to_near_ties(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_full_budget_is_bitwise_the_full_model(name, dtype):
-    """Teacher forcing past a block boundary: every logit equal."""
+    """Teacher forcing past a block boundary: every logit equal to the stock model's."""
     loaded = load_model(name, dtype=dtype)
     tokens = build_prompt(loaded.tokenizer, context_tokens=640).token_ids
     context, forced = tokens[:600], tokens[600:]
@@ -72,6 +73,7 @@ def test_full_budget_is_bitwise_the_full_model(name, dtype):
         ),
         score_source=score_source("attention", seed=0),
         layout=Layout.AMX,
+        attention="gathered",
     )
     session.prefill(context)
     for token, logits in zip(forced, expected, strict=True):

@@ -6,14 +6,23 @@ import torch
 from transformers import DynamicCache
 
 from blockcompact_jax.kernels import Layout, packed_k_offsets, packed_v_offsets
+from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix
 from torch_bridge.huggingface.cache import CompactedLayer
-from torch_bridge.huggingface.options import Budget
+from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 
 
-def make_session(model, *, budget=None, policy="attention", block_tokens=32, layout=Layout.AMX):
+def make_session(
+    model,
+    *,
+    budget=None,
+    policy="attention",
+    block_tokens=32,
+    layout=Layout.AMX,
+    attention="blocks",
+):
     return CompactionSession(
         model=model,
         limits=SessionLimits(
@@ -26,6 +35,7 @@ def make_session(model, *, budget=None, policy="attention", block_tokens=32, lay
         ),
         score_source=score_source(policy, seed=5),
         layout=layout,
+        attention=attention,
     )
 
 
@@ -49,12 +59,12 @@ def _stock_logits(model, token_ids, num_context):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_full_budget_drafts_are_bitwise_the_full_model(model, token_ids, dtype):
+def test_full_budget_drafts_are_bitwise_the_stock_model(model, token_ids, dtype):
     """Teacher forcing over selections and block boundaries: every logit equal."""
     typed = model.to(dtype)
     try:
         expected = _stock_logits(typed, token_ids, 130)
-        session = make_session(typed, budget=Budget(fraction=1.0))
+        session = make_session(typed, budget=Budget(fraction=1.0), attention="gathered")
         assert torch.equal(session.prefill(token_ids[:130]), expected[0])
         for first in range(130, 260, 2):
             pair = token_ids[first : first + 2]
@@ -72,6 +82,58 @@ def test_full_budget_drafts_are_bitwise_the_full_model(model, token_ids, dtype):
         session.close()
     finally:
         model.to(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", [Layout.AMX, Layout.VEC])
+def test_full_budget_drafts_are_bitwise_the_verifier(model, token_ids, dtype, layout):
+    """In place, too: resident blocks in slot order and packed blocks give every logit alike."""
+    typed = model.to(dtype)
+    try:
+        expected = _stock_logits(typed, token_ids[:200], 130)
+        session = make_session(typed, budget=Budget(fraction=1.0), layout=layout)
+        assert torch.equal(session.prefill(token_ids[:130]), expected[0])
+        for position in range(130, 200):
+            drafted = session.draft_step([token_ids[position]])[-1]
+            session.draft_step([1, 2])
+            verified = session.verify([token_ids[position]], is_scored=True)[-1]
+            assert torch.equal(drafted, verified)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.05
+            torch.testing.assert_close(
+                verified, expected[position - 129], rtol=tolerance, atol=tolerance
+            )
+            session.confirm(1)
+            if position % 3 == 0:
+                session.reselect()
+        session.close()
+    finally:
+        model.to(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_dtypes_that_blocks_are_not_attended_in_are_refused(llama, dtype):
+    typed = llama.to(dtype)
+    try:
+        with pytest.raises(UnsupportedModelError, match="attention='gathered'"):
+            make_session(typed)
+    finally:
+        llama.to(torch.float32)
+
+
+def test_a_model_that_keeps_keywords_from_attention_is_refused(session, token_ids):
+    """Its layers would attend to the newest tokens only."""
+    session.prefill(token_ids[:100])
+    forward = session.model.forward
+
+    def forward_without_keyword(*args, blockcompact_blocks, **kwargs):
+        return forward(*args, **kwargs)
+
+    session.model.forward = forward_without_keyword
+    try:
+        with pytest.raises(UnsupportedModelError, match="does not hand keywords"):
+            session.draft_step([1])
+    finally:
+        del session.model.forward
 
 
 def test_a_small_budget_changes_drafts_but_never_verification(model, token_ids):
@@ -98,13 +160,32 @@ def _unpack(packed, shape, layout):
     return torch.stack([key, value], dim=2)  # [rows, blocks, kv, heads, B, D]
 
 
-def _check_stores(session):
-    """Packed blocks, resident blocks and resident tail hold the full KV's own bytes."""
+def _log_writes(session):
+    """A plain copy of everything the verifier wrote, [rows, kv, heads, tokens, dim], by itself."""
+    full, shape = session.full, session.full.shape
+    log = torch.zeros(
+        shape.num_rows, 2, shape.num_kv_heads, full.max_tokens, shape.head_dim, dtype=shape.dtype
+    )
+    prefill, write = full.prefill, full.write
+
+    def logged_write(row, token_position, key, value):
+        log[row, :, :, token_position : token_position + key.shape[1]] = torch.stack([key, value])
+        write(row, token_position, key, value)
+
+    def logged_prefill(row, key, value):
+        log[row, :, :, : key.shape[1]] = torch.stack([key, value])
+        prefill(row, key, value)
+
+    full.prefill, full.write = logged_prefill, logged_write
+    return log
+
+
+def _check_stores(session, log):
+    """Packed blocks, resident blocks and resident tail hold the verifier's own bytes."""
     shape, size = session.resident.shape, session.limits.block_tokens
     num_blocks = session.num_tokens // size
-    full = session.full.tensor
-    plain = _unpack(session.packed.tensor[:, :num_blocks], shape, session.layout)
-    expected = full[..., : num_blocks * size, :].unflatten(3, (num_blocks, size))
+    plain = _unpack(session.full.packed[:, :num_blocks], shape, session.layout)
+    expected = log[..., : num_blocks * size, :].unflatten(3, (num_blocks, size))
     assert torch.equal(plain, expected.permute(0, 3, 1, 2, 4, 5))
     residency = session.runtime.residency
     for row in range(shape.num_rows):
@@ -114,7 +195,9 @@ def _check_stores(session):
         tail_start = session.runtime.num_candidate_blocks * size
         tokens += range(tail_start, session.num_tokens)
         held = torch.stack(session.resident.read(row, session.num_tokens))
-        assert torch.equal(held, full[row][:, :, tokens])
+        assert torch.equal(held, log[row][:, :, tokens])
+        full = torch.stack(session.full.read(row, session.num_tokens))
+        assert torch.equal(full, log[row, :, :, : session.num_tokens])
 
 
 @pytest.mark.parametrize(
@@ -124,8 +207,9 @@ def _check_stores(session):
 def test_every_store_holds_the_verifiers_own_bytes(model, token_ids, block_tokens, layout):
     """UPL-6, RET-8: exact bytes through rounds of rejection, graduation, upload and retention."""
     session = make_session(model, block_tokens=block_tokens, layout=layout, policy="random")
+    log = _log_writes(session)
     session.prefill(token_ids[:150])
-    _check_stores(session)
+    _check_stores(session, log)
     position = 150
     for number in range(8):
         for token in token_ids[position : position + 3]:
@@ -136,10 +220,10 @@ def test_every_store_holds_the_verifiers_own_bytes(model, token_ids, block_token
         session.confirm(num_confirmed)
         position += num_confirmed
         assert session.num_tokens == session.cache.get_seq_length() == position
-        _check_stores(session)
+        _check_stores(session, log)
         if is_scored:
             session.reselect()
-            _check_stores(session)
+            _check_stores(session, log)
     assert session.runtime.metrics.h2d_bytes > 0
     session.close()
 
@@ -172,7 +256,7 @@ def test_a_refused_selection_changes_nothing(session, token_ids):
     session.prefill(token_ids[:200])
     before = session.resident.tensor.clone()
     residency = session.runtime.residency
-    session.recorder.mass[1, 0, 0, 3] = torch.nan
+    session.blocks.mass[1, 0, 0, 3] = torch.nan
     layer = session.geometry.full_layers[1]
     with pytest.raises(ValueError, match=f"logical block 3 in layer {layer} is NaN"):
         session.reselect()

@@ -1,5 +1,7 @@
 """Self-speculative decoding: the output is the full model's, whatever the draft reads."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockcompact_jax.kernels import Layout
+from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix, decode_full
 from torch_bridge.huggingface.lookup import NgramLookup
-from torch_bridge.huggingface.options import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
@@ -47,16 +49,16 @@ def _decode(model, token_ids, *, budget, policy="attention", temperature=0.0, se
             on_tokens=pieces.extend,
         )
         assert pieces == decoded.tokens
-        return decoded, prefix, first_token
+        return decoded, prefix.to_stock(model.config), first_token
     finally:
         session.close()
 
 
-def _full_tokens(model, prefix, first_token, compare_with=()):
+def _full_tokens(model, stock, first_token, compare_with=()):
     model.set_attn_implementation("sdpa")
     return decode_full(
         model,
-        prefix.to_stock(model.config),
+        copy.deepcopy(stock),
         first_token=first_token,
         num_tokens=NUM_NEW_TOKENS,
         sampler=Sampler(temperature=0, seed=0),
@@ -69,8 +71,8 @@ def _full_tokens(model, prefix, first_token, compare_with=()):
 @pytest.mark.parametrize("policy", ["attention", "recency", "random"])
 @pytest.mark.parametrize("budget", [Budget(blocks=2), Budget(fraction=0.3), Budget(fraction=1.0)])
 def test_greedy_tokens_are_those_of_full_decoding(model, token_ids, budget, policy):
-    decoded, prefix, first_token = _decode(model, token_ids[:200], budget=budget, policy=policy)
-    full = _full_tokens(model, prefix, first_token, decoded.tokens)
+    decoded, stock, first_token = _decode(model, token_ids[:200], budget=budget, policy=policy)
+    full = _full_tokens(model, stock, first_token, decoded.tokens)
     assert decoded.tokens == full.tokens
     assert full.divergence is None
     assert decoded.num_accepted <= decoded.num_drafted <= 3 * decoded.num_rounds
@@ -80,13 +82,13 @@ def test_greedy_tokens_are_those_of_full_decoding(model, token_ids, budget, poli
 def test_lookups_save_forwards_and_change_no_token(model):
     """A repeating context makes guesses stand and fall; window layers roll back several times."""
     context = [7, 3, 9, 4, 1, 8] * 30
-    plain, prefix, first_token = _decode(
+    plain, stock, first_token = _decode(
         model, context, budget=Budget(blocks=4), num_draft_tokens=6, num_lookup_tokens=0
     )
     guided, _, _ = _decode(
         model, context, budget=Budget(blocks=4), num_draft_tokens=6, num_lookup_tokens=4
     )
-    assert guided.tokens == plain.tokens == _full_tokens(model, prefix, first_token).tokens
+    assert guided.tokens == plain.tokens == _full_tokens(model, stock, first_token).tokens
     assert plain.num_draft_forwards == 6 * plain.num_rounds
     assert guided.num_draft_forwards < plain.num_draft_forwards
 
@@ -115,10 +117,10 @@ def test_lookup_finds_the_latest_longest_ngram(tokens, drafted, num_tokens):
 @pytest.mark.parametrize("num_context", [1, 15, 16, 17, 33])
 def test_short_contexts_around_block_boundaries(model, token_ids, num_context):
     """Fixture: sequence lengths B - 1, B and B + 1; nothing to select is no error."""
-    decoded, prefix, first_token = _decode(
+    decoded, stock, first_token = _decode(
         model, token_ids[:num_context], budget=Budget(fraction=0.5)
     )
-    assert decoded.tokens == _full_tokens(model, prefix, first_token).tokens
+    assert decoded.tokens == _full_tokens(model, stock, first_token).tokens
 
 
 def test_full_budget_accepts_every_draft(llama, token_ids):
@@ -188,10 +190,10 @@ def test_sampling_from_a_full_budget_draft_rejects_nothing(llama, token_ids):
 
 
 def test_a_divergence_is_reported_with_its_margin(llama, token_ids):
-    _, prefix, first_token = _decode(llama, token_ids[:100], budget=Budget(fraction=1.0))
-    full = _full_tokens(llama, prefix, first_token)
+    _, stock, first_token = _decode(llama, token_ids[:100], budget=Budget(fraction=1.0))
+    full = _full_tokens(llama, stock, first_token)
     other = [*full.tokens[:5], (full.tokens[5] + 1) % 97, *full.tokens[6:]]
-    compared = _full_tokens(llama, prefix, first_token, other)
+    compared = _full_tokens(llama, stock, first_token, other)
     assert compared.divergence is not None
     assert compared.divergence.token_position == 105
     assert compared.divergence.logit_margin > 0

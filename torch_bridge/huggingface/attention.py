@@ -1,8 +1,10 @@
 """The attention function and mask function registered with transformers.
 
-Full-attention layers attend over what their cache layer hands out: the whole KV when verifying,
-the resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one
-rule gives the causal mask for any block table. Sliding-window layers go to the stock function.
+Full-attention layers attend over the blocks of their cache: the whole KV when verifying, the
+resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one rule
+gives the causal mask for any block table. A `BlockAttention` reads the blocks in place; without it
+(or with a gathering cache) the keys and values that the cache layer handed out are attended to.
+Sliding-window layers go to the stock function.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from torch_bridge.huggingface.block_mass import BlockMassRecorder
+from torch_bridge.huggingface.block_attention import BlockAttention
 from torch_bridge.huggingface.layers import UnsupportedModelError
 
 _CHANGES_ATTENTION = ("s_aux", "softcap", "position_bias", "sinks", "head_mask")
@@ -25,8 +27,8 @@ _CHANGES_ATTENTION = ("s_aux", "softcap", "position_bias", "sinks", "head_mask")
 ATTENTION_NAME = "blockcompact"
 """The `attn_implementation` under which the functions of this module are registered."""
 
-RECORDER_KEYWORD = "blockcompact_recorder"
-"""Keyword of the model's forward that carries a `BlockMassRecorder` to every attention layer."""
+BLOCKS_KEYWORD = "blockcompact_blocks"
+"""Keyword of the model's forward that carries a `BlockAttention` to every attention layer."""
 
 
 def blockcompact_attention(
@@ -45,12 +47,14 @@ def blockcompact_attention(
     Args:
         module: the attention module; its `layer_idx` is the decoder layer ID.
         query: [1, num_query_heads, num_queries, head_dim], rotated.
-        key: [1, num_kv_heads, num_keys, head_dim]; the last num_queries are the queries' own.
+        key: [1, num_kv_heads, num_keys, head_dim] as the cache layer returned it; the last
+            num_queries are the queries' own.
         value: as `key`.
         attention_mask: the stock mask for sliding-window layers, None for full-attention layers.
         scaling: softmax scale; None means head_dim ** -0.5.
         dropout: must be 0 (inference only).
-        **kwargs: `sliding_window` marks a sliding-window layer; `RECORDER_KEYWORD` records scores.
+        **kwargs: `sliding_window` marks a sliding-window layer; `BLOCKS_KEYWORD` is where blocks
+            are read in place and scored.
 
     Returns:
         ([1, num_queries, num_query_heads, head_dim], None).
@@ -59,7 +63,7 @@ def blockcompact_attention(
         ValueError: if dropout is asked for or a full-attention layer receives a mask.
         UnsupportedModelError: if the model asks for another kind of attention.
     """
-    recorder: BlockMassRecorder | None = kwargs.pop(RECORDER_KEYWORD, None)
+    blocks: BlockAttention | None = kwargs.pop(BLOCKS_KEYWORD, None)
     if kwargs.get("sliding_window") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -77,8 +81,11 @@ def blockcompact_attention(
             "expected inference on one unpadded sequence. Call `model.eval()` and pass no mask."
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if recorder is not None:
-        recorder.record(int(module.layer_idx), query, key, scale)  # type: ignore[arg-type]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if blocks is not None and blocks.has_more_than_handed_out(layer):
+        return blocks.attend(layer, query, scale), None
+    if blocks is not None:
+        blocks.score(layer, query, scale)
     return _attend(query, key, value, scale).transpose(1, 2).contiguous(), None
 
 

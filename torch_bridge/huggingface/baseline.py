@@ -68,7 +68,7 @@ class StockPrefix:
         for layer, window in zip(layers, self._windows, strict=True):
             if window is None:
                 key, value = self._full.read(next(full_rows), self._num_tokens)
-                layer.update(key.unsqueeze(0), value.unsqueeze(0))
+                layer.update(key[None].clone(), value[None].clone())
             else:
                 layer.update(*window)
                 layer.cumulative_length = self._num_tokens

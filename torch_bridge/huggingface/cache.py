@@ -4,8 +4,11 @@ One cache serves both phases of self-speculation. Every layer reports the origin
 so RoPE positions never notice compaction; what a full-attention layer hands to attention depends on
 the phase:
 
-* VERIFY: keys and values are written to the full KV, and all of it is returned;
-* DRAFT: they are written to the resident tail, and what the layer's block table names is returned.
+* VERIFY: keys and values are written to the full KV, and all of it is attended to;
+* DRAFT: they are written to the resident tail, and what the layer's block table names is.
+
+`segments` names the blocks for attention that reads them in place. A cache that `is_gathering`
+serves any attention function: it copies those blocks together and returns plain keys and values.
 
 Sliding-window layers are the stock ones. `rollback` forgets the newest tokens after a phase, and
 `trim_windows` ends a round.
@@ -20,8 +23,9 @@ import torch
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
+from blockcompact_jax.kernels import AttendSegment
+from torch_bridge.full import FullKV
 from torch_bridge.huggingface.layers import layer_types
-from torch_bridge.pools import FullKV
 from torch_bridge.resident import ResidentKV
 
 
@@ -41,8 +45,9 @@ class CompactedLayer(CacheLayerMixin):
     def __init__(self, cache: CompactedCache, layer_row: int) -> None:
         super().__init__()
         self._cache = cache
-        self._layer_row = layer_row
+        self.layer_row = layer_row
         self.length = 0
+        self.is_all_handed_out = True
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -60,18 +65,26 @@ class CompactedLayer(CacheLayerMixin):
             **kwargs: ignored.
 
         Returns:
-            Keys and values [1, num_kv_heads, num_keys, head_dim]; the newest num_new come last.
+            Keys and values [1, num_kv_heads, num_keys, head_dim], the newest num_new last: all to
+            attend to where the cache is gathering or this is the prefill, else only the new ones.
         """
-        cache, row = self._cache, self._layer_row
+        cache, row = self._cache, self.layer_row
         if key_states.shape[0] != 1:
             raise ValueError(
                 f"`key_states` has batch size {key_states.shape[0]}; expected 1. "
                 "Run the sequences one by one."
             )
-        token_position = self.length
-        store = cache.full if cache.phase is Phase.VERIFY else cache.resident
-        store.write(row, token_position, key_states[0], value_states[0])
-        self.length = token_position + key_states.shape[2]
+        key, value, token_position = key_states[0], value_states[0], self.length
+        is_prefill = token_position == 0 and cache.phase is Phase.VERIFY
+        store = cache.store
+        if is_prefill:
+            cache.full.prefill(row, key, value)
+        else:
+            store.write(row, token_position, key, value)
+        self.length = token_position + key.shape[1]
+        self.is_all_handed_out = is_prefill or cache.is_gathering
+        if is_prefill or not cache.is_gathering:
+            return key_states, value_states
         key, value = store.read(row, self.length)
         return key.unsqueeze(0), value.unsqueeze(0)
 
@@ -112,6 +125,7 @@ class CompactedCache(Cache):
         full: every token's KV of the full-attention layers, read when verifying.
         resident: the blocks the draft reads.
         phase: set it before a forward pass.
+        is_gathering: whether layers hand out gathered copies of their blocks.
     """
 
     layers: list[Any]
@@ -127,6 +141,7 @@ class CompactedCache(Cache):
         self.full = full
         self.resident = resident
         self.phase = Phase.VERIFY
+        self.is_gathering = True
         layers: list[Any] = []
         layer_row = 0
         for layer_type in layer_types(config):
@@ -138,6 +153,20 @@ class CompactedCache(Cache):
                 sliding.activate_past_recording()
                 layers.append(sliding)
         super().__init__(layers=layers)
+
+    @property
+    def store(self) -> FullKV | ResidentKV:
+        """The store of the present phase."""
+        return self.full if self.phase is Phase.VERIFY else self.resident
+
+    def segments(self, layer: int) -> list[AttendSegment]:
+        """What a full-attention layer attends to in the present phase, its newest token last.
+
+        Args:
+            layer: decoder layer ID.
+        """
+        cache_layer: CompactedLayer = self.layers[layer]
+        return self.store.segments(cache_layer.layer_row, cache_layer.length)
 
     def rollback(self, num_tokens: int) -> None:
         """Forgets the newest `num_tokens` tokens in every layer, any number of times in a round.

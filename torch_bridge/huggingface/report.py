@@ -29,6 +29,7 @@ class RunReport:
         block_tokens: tokens a block.
         dtype: data type of weights and KV.
         layout: packed layout of the CPU store.
+        attention: "blocks" or "gathered".
         policy: selection policy.
         seed: seed of all random draws.
         temperature: 0 for greedy decoding.
@@ -49,7 +50,7 @@ class RunReport:
         tokens_per_second_full: the same of plain decoding; None if it did not run.
         speedup_vs_full: ratio of the two rates; None if not compared.
         metrics: every metric of the MET contracts under its own name.
-        memory_bytes: weights, full_kv_plain, full_kv_packed, resident_pool, scratch, and
+        memory_bytes: weights, full_kv_packed, full_kv_newest, resident_pool, scratch, and
             process_peak (the peak resident set of the process up to the end of decoding).
     """
 
@@ -61,6 +62,7 @@ class RunReport:
     block_tokens: int
     dtype: str
     layout: str
+    attention: str
     policy: str
     seed: int
     temperature: float
@@ -124,7 +126,6 @@ def make_report(
     is_identical = None
     if full is not None and options.temperature == 0:
         is_identical = full.tokens == compacted.tokens
-    parts = session.seconds
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
@@ -136,6 +137,7 @@ def make_report(
         block_tokens=options.block_tokens,
         dtype=options.dtype,
         layout=session.layout.label,
+        attention=session.attention,
         policy=options.policy,
         seed=options.seed,
         temperature=options.temperature,
@@ -156,9 +158,7 @@ def make_report(
             "prefill": prefill_seconds,
             "full_decode": full.seconds if full is not None else None,
             "compacted_decode": compacted_seconds,
-            "draft": parts.draft,
-            "verify": parts.verify,
-            "reselect": parts.reselect,
+            **vars(session.seconds),
         },
         tokens_per_second=rate,
         tokens_per_second_full=full_rate,
@@ -219,10 +219,10 @@ def _memory_table(report: RunReport) -> Table:
     table = _two_columns("Memory", "held by")
     names = {
         "weights": "weights",
-        "full_kv_plain": "full KV, plain copy for the verifier",
         "full_kv_packed": f"full KV, packed ({report.layout})",
+        "full_kv_newest": "full KV, newest tokens",
         "resident_pool": "resident pool",
-        "scratch": "scratch (scores, one gathered layer)",
+        "scratch": "scratch (scores, one plain layer)",
         "process_peak": "peak of the process",
     }
     for key, label in names.items():

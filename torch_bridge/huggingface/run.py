@@ -9,9 +9,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
+from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
-from torch_bridge.huggingface.options import NullObserver, OptionError, RunObserver, RunOptions
+from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.report import RunReport, make_report
 from torch_bridge.huggingface.sampling import Sampler
@@ -67,6 +68,7 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
         ),
         score_source=score_source(options.policy, seed=options.seed),
         layout=Layout[options.layout.upper()],
+        attention=options.attention,
     )
     with session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)

@@ -14,15 +14,17 @@ from blockcompact_jax.kernels import Layout
 from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
 from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import SelectionPolicy, SmallBudget
+from torch_bridge.budget import Budget
 from torch_bridge.dlpack import to_jax
-from torch_bridge.huggingface.attention import RECORDER_KEYWORD, register
-from torch_bridge.huggingface.block_mass import BlockMassRecorder
+from torch_bridge.full import FullKV
+from torch_bridge.huggingface.attention import BLOCKS_KEYWORD, register
+from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES, BlockAttention
 from torch_bridge.huggingface.cache import CompactedCache, Phase
 from torch_bridge.huggingface.geometry import geometry_of
 from torch_bridge.huggingface.layers import UnsupportedModelError
-from torch_bridge.huggingface.options import Budget
+from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.huggingface.policies import ScoreSource
-from torch_bridge.pools import FullKV, KVShape, PackedKV
+from torch_bridge.pools import KVShape
 from torch_bridge.resident import ResidentKV
 
 
@@ -85,14 +87,25 @@ class CompactionSession:
     """Decodes one sequence with a resident pool, and keeps every store consistent.
 
     The order of calls is `prefill`, then rounds of `draft_step`…, `verify`, `confirm` and, every so
-    often, `reselect`. Between rounds the full KV, the packed KV and the resident tail hold exactly
-    the verifier's own keys and values of all `num_tokens` confirmed tokens.
+    often, `reselect`. Between rounds the full KV and the resident tail hold exactly the verifier's
+    own keys and values of the confirmed tokens.
+
+    Attributes:
+        model: a model with stock SDPA attention; its attention is replaced until `close`.
+        limits: fixed sizes.
+        score_source: turns recorded attention mass into block scores.
+        layout: packed layout of the full KV.
+        attention: "blocks" attends in place; "gathered" copies the blocks together for stock
+            attention, bit for bit what a stock cache gives.
+        num_tokens: confirmed tokens.
+        seconds: time of each part.
     """
 
     model: PreTrainedModel
     limits: SessionLimits
     score_source: ScoreSource
     layout: Layout
+    attention: AttentionName = "blocks"
     num_tokens: int = 0
     seconds: PartSeconds = field(default_factory=PartSeconds)
 
@@ -100,6 +113,11 @@ class CompactionSession:
         config = self.model.config.get_text_config(decoder=True)
         self.stock_attention = _stock_attention(self.model)
         limits, dtype = self.limits, self.model.dtype
+        if self.attention == "blocks" and dtype not in BLOCK_ATTENTION_DTYPES:
+            raise UnsupportedModelError(
+                f"`attention` is 'blocks' and the model's dtype {dtype}; expected one of "
+                f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}. Use attention='gathered'."
+            )
         self.geometry = geometry_of(
             config, block_tokens=limits.block_tokens, dtype=dtype, layout=self.layout
         )
@@ -121,25 +139,28 @@ class CompactionSession:
         self.runtime = CompactionRuntime(
             geometry=self.geometry, selection=selection, limits=runtime_limits
         )
-        self.full = FullKV(shape, max_blocks)
-        self.packed = PackedKV(shape, max_blocks, self.layout)
-        self.resident = ResidentKV(shape, self.runtime.num_physical_blocks)
-        self.runtime.attach(
-            Pools(full=self.full.pool, packed=self.packed.pool, resident=self.resident.pool)
+        self.full = FullKV(
+            shape,
+            max_blocks=max_blocks,
+            max_unpacked_tokens=limits.block_tokens + limits.num_draft_tokens,
+            num_kept_blocks=RECENT_BLOCKS,
+            layout=self.layout,
         )
+        self.resident = ResidentKV(shape, self.runtime.num_physical_blocks)
+        self.runtime.attach(Pools(packed=self.full.packed_pool, resident=self.resident.pool))
         self.cache = CompactedCache(config, self.full, self.resident)
-        self.recorder = BlockMassRecorder(
-            layers=self.geometry.full_layers,
+        self.cache.is_gathering = self.attention == "gathered"
+        self.blocks = BlockAttention(
+            self.cache,
             num_query_heads=layer.num_query_heads,
             num_positions=limits.num_draft_tokens + 1,
             max_blocks=max_blocks,
-            block_tokens=limits.block_tokens,
         )
         self.model.set_attn_implementation(register())
 
     def warm_up(self) -> None:
         """Compiles the planning calls before the first selection needs them."""
-        self.runtime.warm_up(self.score_source(to_jax(self.recorder.mass)))
+        self.runtime.warm_up(self.score_source(to_jax(self.blocks.mass)))
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
         """Runs the whole context, packs its blocks and makes the first selection.
@@ -154,7 +175,6 @@ class CompactionSession:
         logits = self._forward(token_ids, is_scored=True, logits_to_keep=1)[0]
         self.cache.trim_windows()
         self.num_tokens = len(token_ids)
-        self.runtime.pack_confirmed(self.num_tokens)
         self.reselect()
         self.seconds = PartSeconds()
         return logits
@@ -199,15 +219,15 @@ class CompactionSession:
         self.num_tokens += num_tokens
         self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
         self.cache.trim_windows()
-        self.resident.write_confirmed(first, self.full.tensor[:, :, :, first : self.num_tokens])
-        self.runtime.pack_confirmed(self.num_tokens)
+        self.resident.write_confirmed(first, self.full.read_newest(first, self.num_tokens))
+        self.full.pack(self.num_tokens)
         self.seconds.verify += time.perf_counter() - begin
 
     def reselect(self) -> None:
         """Selects, uploads and retains from the scores of the last scored forward."""
         begin = time.perf_counter()
         limits = self.limits
-        scores = self.score_source(to_jax(self.recorder.mass))
+        scores = self.score_source(to_jax(self.blocks.mass))
         num_whole_blocks = self.num_tokens // limits.block_tokens
         budget = effective_budget_blocks(limits.budget, num_whole_blocks)
         tables = self.runtime.reselect(scores, num_tokens=self.num_tokens, budget_blocks=budget)
@@ -218,25 +238,24 @@ class CompactionSession:
             tables.tail_start_token_position,
         )
         self.runtime.book_tables(num_entries, table_us=(time.perf_counter() - table_begin) * 1e6)
-        tail = self.full.tensor[:, :, :, tables.unfilled_token_position : self.num_tokens]
+        tail = self.full.read_newest(tables.unfilled_token_position, self.num_tokens)
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
         self.seconds.reselect += time.perf_counter() - begin
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of every store, by the names of the run report."""
-        one_layer = self.resident.tensor[0].nbytes
         return {
-            "full_kv_plain": self.full.tensor.nbytes,
-            "full_kv_packed": self.packed.tensor.nbytes,
+            "full_kv_packed": self.full.packed.nbytes,
+            "full_kv_newest": self.full.newest.nbytes,
             "resident_pool": self.resident.tensor.nbytes,
-            "scratch": self.recorder.mass.nbytes + one_layer,
+            "scratch": self.blocks.mass.nbytes + self.full.plain_layer.nbytes,
         }
 
     def close(self) -> None:
         """Gives the model its own attention back and unregisters every store, for good."""
         self.model.set_attn_implementation(self.stock_attention)
-        for pool in (self.full.pool, self.packed.pool, self.resident.pool):
-            pool.close()
+        self.full.close()
+        self.resident.pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -247,15 +266,25 @@ class CompactionSession:
     def _forward(
         self, token_ids: list[int], *, is_scored: bool = False, logits_to_keep: int = 0
     ) -> torch.Tensor:
-        keywords = {RECORDER_KEYWORD: self.recorder} if is_scored else {}
+        self.blocks.is_scored, self.blocks.num_layers_attended = is_scored, 0
         with torch.inference_mode():
-            return self.model(
+            logits = self.model(
                 torch.from_numpy(np.asarray([token_ids])),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=logits_to_keep,
-                **keywords,
+                **{BLOCKS_KEYWORD: self.blocks},
             ).logits[0]
+        if self.blocks.num_layers_attended != self.geometry.num_rows:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} attended over blocks in "
+                f"{self.blocks.num_layers_attended} of {self.geometry.num_rows} full-attention "
+                "layers; expected all. Its forward does not hand keywords to attention; this "
+                "architecture is not supported."
+            )
+        if is_scored:
+            self.blocks.repeat_oldest(len(token_ids))
+        return logits
 
 
 def _stock_attention(model: PreTrainedModel) -> str:

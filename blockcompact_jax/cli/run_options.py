@@ -1,0 +1,66 @@
+"""The options of `blockcompact run`, as `--help` describes them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelOption = Annotated[
+    str, typer.Option(help="Short name, directory, .gguf file or hub name (`owner/model`).")
+]
+PromptFileOption = Annotated[
+    Path | None, typer.Option(help="UTF-8 file with the prompt.", show_default="built-in text")
+]
+PromptOption = Annotated[
+    str | None, typer.Option(help="The prompt itself.", show_default="built-in text")
+]
+ContextOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Prompt tokens: a longer prompt is cut to its first tokens, a shorter one is used "
+        "whole.",
+    ),
+]
+NewTokensOption = Annotated[int, typer.Option(min=1, help="Tokens to generate.")]
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        help="Blocks that stay resident in each full-attention layer. With % or at most 1 it "
+        "is a fraction (25%, 0.25), else a number of blocks (16b, 16)."
+    ),
+]
+BlockTokensOption = Annotated[int, typer.Option(min=1, help="Tokens per block.")]
+DraftTokensOption = Annotated[int, typer.Option(min=1, help="Tokens drafted per verification.")]
+LookupTokensOption = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Tokens of a draft step that repetition in the text may suggest; 0 is off."
+    ),
+]
+ReselectEveryOption = Annotated[int, typer.Option(min=1, help="Rounds between two selections.")]
+PolicyOption = Annotated[str, typer.Option(help="Selection policy: attention, recency or random.")]
+DtypeOption = Annotated[
+    str, typer.Option(help="Data type of weights and KV cache: float32 or bfloat16.")
+]
+LayoutOption = Annotated[
+    str,
+    typer.Option(
+        help="Packed layout of the full KV: amx (block and head size multiples of 32) or vec."
+    ),
+]
+AttentionOption = Annotated[
+    str,
+    typer.Option(
+        help="blocks attends to packed and resident blocks in place; gathered copies them "
+        "together for stock attention: slower, bit for bit the stock results."
+    ),
+]
+TemperatureOption = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
+CompareFullOption = Annotated[
+    bool, typer.Option(help="Also decode with full attention and compare.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")
+]

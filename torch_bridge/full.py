@@ -1,0 +1,259 @@
+"""The full KV on the CPU: whole confirmed blocks packed, the newest tokens plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Int32
+
+from blockcompact_jax.kernels import (
+    AttendSegment,
+    Layout,
+    RegisteredPool,
+    host_pool_pack,
+    host_pool_upload,
+    raise_for_status,
+)
+from torch_bridge.dlpack import aligned_zeros
+from torch_bridge.pools import KVShape
+
+
+class FullKV:
+    """Every token's KV of the full-attention layers.
+
+    Whole confirmed blocks are packed; source block b is logical block b. The newest tokens lie
+    plain in a ring: logical block b in its block b modulo the ring's size, so that packing a block
+    moves no other. The ring also keeps the newest `num_kept_blocks` packed blocks.
+
+    Attributes:
+        packed: [num_rows, max_blocks, num_kv_heads, 2 * block_tokens, head_dim], element order as
+            `layout` says.
+        packed_pool: its registration; uploads read from it.
+        newest: [num_rows, 2, num_kv_heads, num_ring_blocks * block_tokens, head_dim], the ring.
+        newest_pool: its registration.
+        plain_layer: [1, 2, num_kv_heads, max_tokens, head_dim], scratch: one row's KV, plain.
+        max_tokens: capacity.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        *,
+        max_blocks: int,
+        max_unpacked_tokens: int,
+        num_kept_blocks: int,
+        layout: Layout,
+    ) -> None:
+        """Allocates and registers the stores.
+
+        Args:
+            shape: sizes.
+            max_blocks: logical blocks of the longest sequence.
+            max_unpacked_tokens: most tokens that are written past the last whole confirmed block.
+            num_kept_blocks: packed blocks that the ring keeps as well.
+            layout: packed layout.
+        """
+        self.shape = shape
+        self.layout = layout
+        self.max_tokens = max_blocks * shape.block_tokens
+        self._max_unpacked_blocks = -(-max_unpacked_tokens // shape.block_tokens)
+        self._num_kept_blocks = num_kept_blocks
+        self._num_ring_blocks = self._max_unpacked_blocks + num_kept_blocks
+        rows, heads, dim = shape.num_rows, shape.num_kv_heads, shape.head_dim
+        num_ring_tokens = self._num_ring_blocks * shape.block_tokens
+        self.packed = aligned_zeros(
+            rows, max_blocks, heads, 2 * shape.block_tokens, dim, dtype=shape.dtype
+        )
+        self.newest = aligned_zeros(rows, 2, heads, num_ring_tokens, dim, dtype=shape.dtype)
+        self.plain_layer = aligned_zeros(1, 2, heads, self.max_tokens, dim, dtype=shape.dtype)
+        self.packed_pool = shape.register_packed(self.packed, max_blocks, layout)
+        self.newest_pool = shape.register_plain(self.newest, self._num_ring_blocks)
+        self._plain_layer_pool = shape.register_plain(self.plain_layer, max_blocks)
+        self._logical_blocks = np.arange(max_blocks, dtype=np.int32)
+        self._num_packed_by_row = np.zeros(rows, np.int64)
+
+    def close(self) -> None:
+        """Unregisters every store."""
+        for pool in (self.packed_pool, self.newest_pool, self._plain_layer_pool):
+            pool.close()
+
+    def prefill(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Takes the whole context of one row and packs its whole blocks.
+
+        Args:
+            row: full-attention layer row; empty so far.
+            key: [num_kv_heads, num_tokens, head_dim], from token position 0 on.
+            value: as `key`.
+
+        Raises:
+            ValueError: if the context does not fit or the row is not empty.
+        """
+        num_tokens, block_tokens = key.shape[1], self.shape.block_tokens
+        if self._num_packed_by_row[row]:
+            raise ValueError(f"`row` {row} holds tokens already; prefill a new store")
+        self._check_capacity(0, num_tokens)
+        num_blocks = num_tokens // block_tokens
+        if num_blocks:
+            self.plain_layer[0, 0, :, :num_tokens] = key
+            self.plain_layer[0, 1, :, :num_tokens] = value
+            self._pack(self._plain_layer_pool, row, self._logical_blocks[:num_blocks])
+        first = max(0, num_tokens - self.newest.shape[3])
+        self._write_ring(row, first, key[:, first:], value[:, first:])
+        self._num_packed_by_row[row] = num_blocks
+
+    def write(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Writes [num_kv_heads, num_new, head_dim] keys and values past the packed blocks.
+
+        Raises:
+            ValueError: if they do not fit, or would overwrite a packed block.
+        """
+        end = token_position + key.shape[1]
+        self._check_capacity(token_position, end)
+        block_tokens = self.shape.block_tokens
+        first_free = int(self._num_packed_by_row[row]) * block_tokens
+        last_free = first_free + self._max_unpacked_blocks * block_tokens
+        if token_position < first_free or end > last_free:
+            raise ValueError(
+                f"`token_position` {token_position} with {key.shape[1]} new tokens lies outside of "
+                f"the unpacked tokens [{first_free}, {last_free}) of row {row}. Pack confirmed "
+                "tokens first, or allocate for more unpacked tokens."
+            )
+        self._write_ring(row, token_position, key, value)
+
+    def pack(self, num_tokens: int) -> None:
+        """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
+
+        Args:
+            num_tokens: confirmed tokens; their KV is final.
+        """
+        num_packed = int(self._num_packed_by_row[0])
+        blocks = self._logical_blocks[num_packed : num_tokens // self.shape.block_tokens]
+        if not blocks.size:
+            return
+        rows = np.arange(self.shape.num_rows, dtype=np.int32)
+        self._pack(self.newest_pool, np.repeat(rows, blocks.size), np.tile(blocks, rows.size))
+        self._num_packed_by_row[:] = num_packed + blocks.size
+
+    def segments(self, row: int, num_tokens: int) -> list[AttendSegment]:
+        """The first `num_tokens` tokens of one row, as attention over blocks takes them.
+
+        Columns of its block mass are logical blocks.
+        """
+        block_tokens, num_packed = self.shape.block_tokens, int(self._num_packed_by_row[row])
+        num_newest = num_tokens - num_packed * block_tokens
+        blocks = self._logical_blocks[num_packed : num_packed - (-num_newest // block_tokens)]
+        newest = AttendSegment(
+            self.newest_pool,
+            self.newest_pool.current_ord(),
+            row,
+            blocks % np.int32(self._num_ring_blocks),
+            num_newest,
+        )
+        if not num_packed:
+            return [newest]
+        packed = AttendSegment(
+            self.packed_pool,
+            self.packed_pool.current_ord(),
+            row,
+            self._logical_blocks[:num_packed],
+            num_packed * block_tokens,
+        )
+        return [packed, newest]
+
+    def read(self, row: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unpacks one row into the scratch layer, which the next call overwrites.
+
+        Returns:
+            Views of the first `num_tokens` keys and values, [num_kv_heads, num_tokens, head_dim].
+        """
+        block_tokens = self.shape.block_tokens
+        num_blocks = min(int(self._num_packed_by_row[row]), -(-num_tokens // block_tokens))
+        if num_blocks:
+            blocks = self._logical_blocks[:num_blocks]
+            unpacked = host_pool_upload(
+                self.packed_pool.current_ord(),
+                self._plain_layer_pool.current_ord(),
+                row,
+                blocks,
+                blocks,
+                packed_pool=self.packed_pool,
+                plain_pool=self._plain_layer_pool,
+            )
+            raise_for_status(unpacked.status, call="pool_upload", source_block=blocks)
+        first = num_blocks * block_tokens
+        for ring, begin, end in self._ring_pieces(first, max(num_tokens - first, 0)):
+            self.plain_layer[0, :, :, first + begin : first + end] = self.newest[row, :, :, ring]
+        key, value = self.plain_layer[0, :, :, :num_tokens].unbind(0)
+        return key, value
+
+    def read_newest(self, token_position: int, end_token_position: int) -> torch.Tensor:
+        """The plain KV of new tokens of every row, from the ring.
+
+        Args:
+            token_position: the first; at most `num_kept_blocks` blocks before the unpacked ones.
+            end_token_position: one past the last.
+
+        Returns:
+            [num_rows, 2, num_kv_heads, num_tokens, head_dim].
+
+        Raises:
+            ValueError: if the ring holds them no more.
+        """
+        num_packed = int(self._num_packed_by_row[0])
+        first_kept = max(num_packed - self._num_kept_blocks, 0) * self.shape.block_tokens
+        if token_position < first_kept:
+            raise ValueError(
+                f"`token_position` is {token_position}; expected at least {first_kept}, the first "
+                "token still held plain. Read older ones with `read`."
+            )
+        pieces = [
+            self.newest[:, :, :, ring]
+            for ring, _, _ in self._ring_pieces(token_position, end_token_position - token_position)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat([self.newest[:, :, :, :0], *pieces], 3)
+
+    def _check_capacity(self, token_position: int, end_token_position: int) -> None:
+        if end_token_position > self.max_tokens:
+            raise ValueError(
+                f"`token_position` {token_position} plus {end_token_position - token_position} new "
+                f"tokens exceeds the capacity of {self.max_tokens} tokens. Allocate more blocks."
+            )
+
+    def _pack(
+        self,
+        plain_pool: RegisteredPool,
+        layer_row: int | Int32[np.ndarray, " moves"],
+        logical_block: Int32[np.ndarray, " moves"],
+    ) -> None:
+        plain_block = logical_block % np.int32(plain_pool.shape.num_blocks)
+        packed = host_pool_pack(
+            plain_pool.current_ord(),
+            self.packed_pool.current_ord(),
+            layer_row,
+            plain_block,
+            logical_block,
+            plain_pool=plain_pool,
+            packed_pool=self.packed_pool,
+        )
+        raise_for_status(packed.status, call="pool_pack", source_block=logical_block)
+
+    def _write_ring(
+        self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        for ring, begin, end in self._ring_pieces(token_position, key.shape[1]):
+            self.newest[row, 0, :, ring] = key[:, begin:end]
+            self.newest[row, 1, :, ring] = value[:, begin:end]
+
+    def _ring_pieces(
+        self, token_position: int, num_tokens: int
+    ) -> Iterator[tuple[slice, int, int]]:
+        """Cuts tokens where the ring ends: (place in the ring, begin, end)."""
+        num_ring_tokens = self.newest.shape[3]
+        begin = 0
+        while begin < num_tokens:
+            place = (token_position + begin) % num_ring_tokens
+            end = min(num_tokens, begin + num_ring_tokens - place)
+            yield slice(place, place + end - begin), begin, end
+            begin = end
