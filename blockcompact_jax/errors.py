@@ -43,6 +43,38 @@ class ResultCode(enum.IntEnum):
     PIN_UNKNOWN = 17
     PINS_FULL = 18
     STALE_BLOCK = 19
+    EVENT_OUT_OF_RANGE = 20
+    PROCESS_EPOCH_MISMATCH = 21
+    REQUEST_RUNNING = 22
+    REQUEST_NOT_RUNNING = 23
+    EPOCH_STALE = 24
+    EPOCH_FUTURE = 25
+    OPERATION_REPEATED = 26
+    OPERATION_CONFLICT = 27
+    OPERATION_FORGOTTEN = 28
+    OPERATION_UNKNOWN = 29
+    OPERATION_OPEN = 30
+    OPERATIONS_FULL = 31
+    OPERATION_KEY_CONFLICT = 32
+    OPERATION_STAGE = 33
+    OPERATION_NOT_ISSUED = 34
+    OPERATION_COMMITTED = 35
+    OPERATION_ABORTED = 36
+    ACK_EARLY = 37
+    EVENT_REPEATED = 38
+    EVENT_LATE = 39
+    RESERVATION_COMPLETE = 40
+    SLOTS_EXHAUSTED = 41
+    SLOT_STATE = 42
+    SLOT_STALE = 43
+    SLOT_OWNER = 44
+    CONDITION_UNEXPECTED = 45
+    MISSING_RESERVATION = 46
+    MISSING_READERS = 47
+    MISSING_TRANSFER = 48
+    MISSING_SIDE_BUFFER = 49
+    MISSING_TABLES = 50
+    MISSING_COMPLETION = 51
 
 
 _SENTENCES: Final[dict[ResultCode, str]] = {
@@ -121,6 +153,128 @@ _SENTENCES: Final[dict[ResultCode, str]] = {
     ResultCode.STALE_BLOCK: (
         "Physical block {block} of the pool that owns layer {layer} was freed since its generation "
         "was read, so its bytes are another's. Nothing changed; look the block up again."
+    ),
+    ResultCode.EVENT_OUT_OF_RANGE: (
+        "A field of the event has the value {block}, outside the ledger's capacities. Give a "
+        "request, slot, rank, condition and count that the ledger was created for."
+    ),
+    ResultCode.PROCESS_EPOCH_MISMATCH: (
+        "The event names process epoch {block}, which is not the one that may speak now. Shake "
+        "hands again and send everything anew; nothing of another process is taken over."
+    ),
+    ResultCode.REQUEST_RUNNING: (
+        "The request runs already, in epoch {block}. Finish or preempt it first."
+    ),
+    ResultCode.REQUEST_NOT_RUNNING: (
+        "The request of epoch {block} is not running, so the event does not fit. Admit it first, "
+        "or drop the event with the request that is gone."
+    ),
+    ResultCode.EPOCH_STALE: (
+        "The event is of an earlier epoch of its request, {block}, and was ignored. Nothing is to "
+        "be done; that epoch was aborted when it ended."
+    ),
+    ResultCode.EPOCH_FUTURE: (
+        "The event names request epoch {block}, which was not given out yet. Use the epoch that "
+        "admitting the request returned."
+    ),
+    ResultCode.OPERATION_REPEATED: (
+        "Operation {block} was staged before with the same body, so nothing was staged again. "
+        "Answer with its stored result."
+    ),
+    ResultCode.OPERATION_CONFLICT: (
+        "Operation {block} was staged before with another body. Send the first body again, or use "
+        "a new operation ID; the first operation is untouched."
+    ),
+    ResultCode.OPERATION_FORGOTTEN: (
+        "Operation {block} is older than what the ledger remembers. It ended long ago; use a new, "
+        "larger operation ID."
+    ),
+    ResultCode.OPERATION_UNKNOWN: (
+        "Operation {block} was never staged in this epoch. Stage it first."
+    ),
+    ResultCode.OPERATION_OPEN: (
+        "Operation {block} of this request is still open. Wait for its acknowledgement, or abort "
+        "it, before the next change of the same request."
+    ),
+    ResultCode.OPERATIONS_FULL: (
+        "All {block} places for operations are taken. Create the ledger with more places, or wait "
+        "until an operation has ended."
+    ),
+    ResultCode.OPERATION_KEY_CONFLICT: (
+        "The event names operation {block} with another pool generation or map revision than it "
+        "was staged with. Send the key that staging returned."
+    ),
+    ResultCode.OPERATION_STAGE: (
+        "Operation {block} is past the stage in which this event is possible. Stage a new "
+        "operation for what is still to be done."
+    ),
+    ResultCode.OPERATION_NOT_ISSUED: (
+        "Operation {block} was not issued to the ranks yet. Reserve its slots and issue it first."
+    ),
+    ResultCode.OPERATION_COMMITTED: (
+        "Operation {block} is committed and cannot be aborted any more. Evict what it brought."
+    ),
+    ResultCode.OPERATION_ABORTED: (
+        "Operation {block} was aborted, so it can neither continue nor commit. Stage a new one."
+    ),
+    ResultCode.ACK_EARLY: (
+        "Operation {block} is acknowledged before it was committed. Acknowledge a commit after it "
+        "happened, with the key that it was staged with."
+    ),
+    ResultCode.EVENT_REPEATED: (
+        "The event happened before (operation or slot {block}), so nothing changed. Nothing is to "
+        "be done; a repeated message is harmless."
+    ),
+    ResultCode.EVENT_LATE: (
+        "The event came after operation {block} was aborted; it was ignored and counted. Nothing "
+        "is to be done; the slots return once every rank is quiet."
+    ),
+    ResultCode.RESERVATION_COMPLETE: (
+        "Operation {block} has reserved all the slots it was staged for. Stage it with the number "
+        "of slots that it needs."
+    ),
+    ResultCode.SLOTS_EXHAUSTED: (
+        "None of the {block} slots is free. Wait until retiring slots are quiet, evict residents, "
+        "or create a larger pool."
+    ),
+    ResultCode.SLOT_STATE: (
+        "Slot {block} is in a state in which this is not possible: only a free slot is reserved, a "
+        "resident one evicted, a retiring one quiesced. Look at its state again."
+    ),
+    ResultCode.SLOT_STALE: (
+        "Slot {block} was reserved again since its generation was read. Nothing changed; look the "
+        "slot up again."
+    ),
+    ResultCode.SLOT_OWNER: (
+        "Slot {block} belongs to another request. Only a request's own slots can be evicted by it."
+    ),
+    ResultCode.CONDITION_UNEXPECTED: (
+        "Operation {block} does not wait for this condition. Stage it with slots or a side buffer "
+        "if it moves any."
+    ),
+    ResultCode.MISSING_RESERVATION: (
+        "Only {block} slots are reserved, fewer than the operation was staged for. Reserve the "
+        "rest before issuing it."
+    ),
+    ResultCode.MISSING_READERS: (
+        "Rank {block} has not said that the last reader of the old tables is done. Wait for its "
+        "event; the next step is no proof of completion."
+    ),
+    ResultCode.MISSING_TRANSFER: (
+        "Rank {block} has not said that the transfer has landed. Wait for its event; the next step "
+        "is no proof of completion."
+    ),
+    ResultCode.MISSING_SIDE_BUFFER: (
+        "Rank {block} has not said that the side buffer has landed. The blocks and their side "
+        "buffer are committed together; wait for both."
+    ),
+    ResultCode.MISSING_TABLES: (
+        "Rank {block} has not written all affected tables and valid lengths. Write them before the "
+        "rank completes."
+    ),
+    ResultCode.MISSING_COMPLETION: (
+        "The completion of rank {block} is missing. Wait for every rank, or abort; another rank's "
+        "second completion does not count for it."
     ),
 }
 

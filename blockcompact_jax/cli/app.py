@@ -9,6 +9,7 @@ from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
 from .run import run
+from .simulate import simulate
 
 app = typer.Typer(
     name="blockcompact",
@@ -44,6 +45,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 app.command()(run)
 app.add_typer(models, name="models")
 app.command()(info)
+app.command()(simulate)
 
 
 def main() -> None:
