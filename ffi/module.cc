@@ -9,6 +9,7 @@
 #include "blockcompact/head_kernels.h"
 #include "blockcompact/pool.h"
 #include "blockcompact/pool_calls.h"
+#include "blockcompact/streaming.h"
 #include "buffers.h"
 #include "handlers.h"
 #include "host_threads.h"
@@ -210,6 +211,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("build_info", &BuildInfo);
   module.def("ffi_targets", &FfiTargets);
   module.def("force_impl", &blockcompact::ForceImpl, py::arg("name"));
+  module.def("force_streaming_from", &blockcompact::ForceStreamingFrom, py::arg("num_bytes"));
   module.def("register_plain", &RegisterPlain, py::kw_only(), py::arg("pointers"),
              py::arg("size_bytes"), py::arg("num_layers"), py::arg("num_blocks"), py::arg("shape"),
              py::arg("stride_bytes"), py::arg("is_writable"), py::arg("keepalive"));

@@ -49,6 +49,36 @@ void RunStridedCopy(const StridedCopy& plan, const std::byte* from, std::byte* t
   });
 }
 
+void CopyBatch::Add(const CopyJob& job) {
+  if (num_jobs_ == kMaxCopyJobs) Flush();
+  jobs_[num_jobs_++] = job;
+}
+
+void CopyBatch::Flush() {
+  if (copy_streams_ == nullptr) {
+    for (int64_t i = 0; i < num_jobs_; ++i) RunStridedCopy(plan_, jobs_[i].from, jobs_[i].to);
+  } else if (num_jobs_ > 0) {
+    ForEachRun(plan_, [&](int64_t from_bytes, int64_t to_bytes) {
+      CopyJob runs[kMaxCopyJobs];
+      for (int64_t i = 0; i < num_jobs_; ++i) {
+        runs[i] = {jobs_[i].from + from_bytes, jobs_[i].to + to_bytes};
+      }
+      copy_streams_(runs, num_jobs_, plan_.run_bytes);
+    });
+    FenceStores();
+  }
+  num_jobs_ = 0;
+}
+
+bool CopyBatch::WritesInto(const std::byte* block) const {
+  return std::any_of(jobs_, jobs_ + num_jobs_, [&](const CopyJob& job) { return job.to == block; });
+}
+
+bool CopyBatch::ReadsFrom(const std::byte* block) const {
+  return std::any_of(jobs_, jobs_ + num_jobs_,
+                     [&](const CopyJob& job) { return job.from == block; });
+}
+
 void ZeroStridedDestination(const StridedCopy& plan, std::byte* to) {
   const size_t run_bytes = static_cast<size_t>(plan.run_bytes);
   ForEachRun(plan, [&](int64_t, int64_t to_bytes) { std::memset(to + to_bytes, 0, run_bytes); });

@@ -15,6 +15,8 @@ from blockcompact_jax.kernels import (
     raise_for_status,
 )
 
+from blockcompact_jax.kernels.native import load_native
+
 from .helpers import assert_same_bytes, column, random_blocks
 from .pool_memory import CALLS, PLACES, call, plain_memory, register_packed, register_plain
 from .reference import move, pack_block, upload
@@ -27,7 +29,9 @@ def pack_all(blocks, layout):
 SHAPES = [  # layout, heads, tokens, dims, dtype
     (Layout.AMX, 2, 32, 32, np.uint16),
     (Layout.AMX, 1, 32, 32, np.uint32),
+    (Layout.AMX, 1, 32, 160, np.uint16),
     (Layout.VEC, 2, 16, 40, np.uint16),
+    (Layout.VEC, 1, 32, 96, np.uint16),
     (Layout.VEC, 1, 5, 7, np.uint8),
     (Layout.VEC, 3, 20, 24, np.uint32),
 ]
@@ -35,7 +39,7 @@ SHAPES = [  # layout, heads, tokens, dims, dtype
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, rng):
+def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, stores, rng):
     """UPL-5, UPL-6: any strides, every layout; the whole store is compared."""
     rows = [(0, 3, 4), (1, 0, 2), (0, -1, -1), (1, 2, 0)]
     layer, plain_block, source_block = (column(*values) for values in zip(*rows, strict=True))
@@ -66,7 +70,7 @@ def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, rng):
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, rng):
+def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, stores, rng):
     """UPL-5, UPL-6: the whole plain memory is compared, gaps and unwritten tokens included."""
     for layout, heads, tokens, dims, dtype in SHAPES:
         rows = [(1, 4, 0, tokens), (0, 0, 3, 1), (9, -1, -1, 9), (0, 2, 1, tokens - 1)]
@@ -98,8 +102,9 @@ def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, rng):
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_pool_gather_in_both_orders(kind, place, rng):
-    blocks = random_blocks(rng, (2, 4, 2, 3, 8, 16), np.uint16)
+def test_UPL_6_pool_gather_in_both_orders(kind, place, impl, stores, rng):
+    """UPL-6: blocks and padding rows, exactly."""
+    blocks = random_blocks(rng, (2, 4, 2, 3, 8, 72), np.uint16)
     memory, view = plain_memory(blocks, place)
     with register_plain(memory, view) as pool:
         ord_now = pool.current_ord()
@@ -125,17 +130,20 @@ def test_pool_gather_in_both_orders(kind, place, rng):
     ),
     kind=st.sampled_from(CALLS),
     place=st.sampled_from(PLACES),
+    is_streamed=st.booleans(),
 )
-def test_RET_7_pool_block_move_is_simultaneous(rows, kind, place):
-    """RET-7: chains and cycles in pools of any strides."""
+def test_RET_7_pool_block_move_is_simultaneous(rows, kind, place, is_streamed):
+    """RET-7: chains and cycles in pools of any strides, in turns or one after the other."""
+    load_native().force_streaming_from(0 if is_streamed else -1)
     padded = rows + [(0, -1, -1)] * (8 - len(rows))
-    blocks = np.random.default_rng(1).integers(0, 2**16, (2, 6, 2, 2, 3, 5), dtype=np.uint16)
+    blocks = np.random.default_rng(1).integers(0, 2**16, (2, 6, 2, 2, 4, 64), dtype=np.uint16)
     memory, view = plain_memory(blocks, place)
     layer, from_block, to_block = (column(*v) for v in zip(*padded, strict=True))
     with register_plain(memory, view) as pool:
         result = call(kind, "pool_block_move")(
             pool.current_ord(), layer, from_block, to_block, pool=pool
         )
+        load_native().force_streaming_from(-1)
         raise_for_status(result.status)
         assert_same_bytes(np.ascontiguousarray(view), move(blocks, rows))
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "blockcompact/streaming.h"
+
 namespace blockcompact {
 
 struct CopyDim {
@@ -23,6 +25,26 @@ StridedCopy PlanStridedCopy(std::array<CopyDim, 3> dims, int64_t run_bytes);
 
 // Source and destination must not overlap.
 void RunStridedCopy(const StridedCopy& plan, const std::byte* from, std::byte* to);
+
+// Copies of one plan, kMaxCopyJobs at a time. None may read what another one writes, unless Flush
+// comes between.
+class CopyBatch {
+ public:
+  // `plan` is kept by reference.
+  CopyBatch(const StridedCopy& plan, CopyStreams copy_streams)
+      : plan_(plan), copy_streams_(copy_streams) {}
+
+  void Add(const CopyJob& job);
+  void Flush();
+  bool WritesInto(const std::byte* block) const;  // a waiting copy writes the block at this address
+  bool ReadsFrom(const std::byte* block) const;
+
+ private:
+  const StridedCopy& plan_;
+  CopyStreams copy_streams_;
+  CopyJob jobs_[kMaxCopyJobs];
+  int64_t num_jobs_ = 0;
+};
 
 // Writes zeros where RunStridedCopy would write.
 void ZeroStridedDestination(const StridedCopy& plan, std::byte* to);
