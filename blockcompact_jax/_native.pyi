@@ -80,6 +80,26 @@ def pool_attend(
     max_blocks: int,
     log_sum_exp: int,
 ) -> tuple[int, int]: ...
+def pool_score_blocks(
+    pool: int,
+    ord: int,
+    layer: int,
+    block_table: NDArray[np.int32],
+    num_keys: int,
+    queries: NDArray[np.generic],
+    scale: float,
+    reduction: int,
+    scores: NDArray[np.float32],
+) -> tuple[int, int]: ...
+def pool_summarize_blocks(
+    pool: int,
+    ord: int,
+    layer: int,
+    block_table: NDArray[np.int32],
+    num_keys: int,
+    min_keys: NDArray[np.generic],
+    max_keys: NDArray[np.generic],
+) -> tuple[int, int]: ...
 def address_of(array: NDArray[np.generic]) -> int: ...
 def num_threads() -> int: ...
 def set_num_threads(num_threads: int) -> None: ...

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "attend_host.h"
+#include "block_scores_host.h"
 #include "blockcompact/head_kernels.h"
 #include "blockcompact/pool.h"
 #include "blockcompact/pool_calls.h"
@@ -195,7 +196,8 @@ py::dict BuildInfo() {
 
 py::dict FfiTargets() {
   py::dict targets;
-  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers(), AttendHandlers()}) {
+  for (const HandlerList& handlers :
+       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }
@@ -236,6 +238,7 @@ PYBIND11_MODULE(_native, module) {
              py::arg("layer").noconvert(), py::arg("physical_block").noconvert(),
              py::arg("out").noconvert(), py::arg("is_token_contiguous"));
   DefineAttend(module);
+  DefineBlockScores(module);
 }
 
 }  // namespace blockcompact_ffi

@@ -239,6 +239,7 @@ AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   kernels.softmax = Softmax;
   kernels.sum = Sum;
   if (type == AttendType::kF32) {
+    kernels.bounds = generic::Bounds<AttendType::kF32>;
     kernels.pack_k = PackK<4>;
     kernels.pack_v = PackV32;
     kernels.pack_k_vec = PackKVec<4>;

@@ -14,7 +14,6 @@ from blockcompact_jax.kernels import (
     RegisteredPool,
     raise_for_status,
 )
-
 from blockcompact_jax.kernels.native import load_native
 
 from .helpers import assert_same_bytes, column, random_blocks
