@@ -21,6 +21,13 @@ const BlockShape& ShapeOf(const KeyBlocks& keys) {
   return keys.plain != nullptr ? keys.plain->shape : keys.packed->shape;
 }
 
+// Keys that are scored before they are reduced: as few as leave the place of a block in the table
+// without a say in where its sums are cut.
+int64_t PartTokens(int64_t block_tokens) {
+  const bool is_by_group = block_tokens % kGroupTokens == 0 || kGroupTokens % block_tokens == 0;
+  return is_by_group ? kGroupTokens : kChunkTokens;
+}
+
 int64_t NumUsedEntries(const KeyBlocks& keys) {
   const int64_t block_tokens = ShapeOf(keys).block_tokens;
   return (keys.num_keys + block_tokens - 1) / block_tokens;
@@ -61,6 +68,7 @@ class ScoreTask {
         kernels_(kernels),
         sequence_(SequenceOf(keys)),
         block_tokens_(ShapeOf(keys).block_tokens),
+        part_tokens_(PartTokens(block_tokens_)),
         heads_per_kv_(call.num_query_heads / ShapeOf(keys).num_heads),
         dims_padded_(PaddedDims(call.head_dim)),
         tile_bytes_(kTileTokens * dims_padded_ * static_cast<int64_t>(call.type)),
@@ -81,8 +89,8 @@ class ScoreTask {
     LoadQueries();
     if (kernels_.enter != nullptr) kernels_.enter(num_rows);
     const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
-    for (int64_t key = first_entry * block_tokens_; key < end; key += kChunkTokens) {
-      ScoreChunk(key, std::min(end, key + kChunkTokens));
+    for (int64_t key = first_entry * block_tokens_; key < end; key += part_tokens_) {
+      ScorePart(key, std::min(end, key + part_tokens_));
     }
     if (kernels_.leave != nullptr) kernels_.leave();
   }
@@ -106,7 +114,7 @@ class ScoreTask {
     }
   }
 
-  void ScoreChunk(int64_t first_key, int64_t end) {
+  void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
     for (int64_t key = first_key; key < end; key += kGroupTokens) {
       ScoreJob job;
@@ -125,10 +133,10 @@ class ScoreTask {
       }
       kernels_.score(job);
     }
-    for (int64_t row = 0; row < num_rows_; ++row) ReduceChunk(row, first_key, end);
+    for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
   }
 
-  void ReduceChunk(int64_t row, int64_t first_key, int64_t end) {
+  void ReducePart(int64_t row, int64_t first_key, int64_t end) {
     float* scores = scores_ + row * kChunkTokens;
     if (call_.scale != 1.0F) {
       for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
@@ -152,7 +160,7 @@ class ScoreTask {
     }
   }
 
-  // A block longer than a chunk comes in parts.
+  // A block longer than a part comes in several.
   void AddPart(float* score, const float* scores, int64_t count, bool is_first) const {
     if (call_.reduction == BlockReduction::kMax) {
       const float maximum = kernels_.maximum(scores, count);
@@ -169,6 +177,7 @@ class ScoreTask {
   const AttendKernels& kernels_;
   const KeySequence sequence_;
   const int64_t block_tokens_;
+  const int64_t part_tokens_;
   const int64_t heads_per_kv_;
   const int64_t dims_padded_;
   const int64_t tile_bytes_;
