@@ -121,6 +121,26 @@ def test_UPL_6_pool_gather_in_both_orders(kind, place, impl, stores, rng):
         assert np.asarray(result.ord).tolist() == ord_now.tolist()
 
 
+def test_a_gather_into_given_memory_writes_it_and_nothing_else(rng):
+    blocks = random_blocks(rng, (1, 4, 2, 1, 8, 16), np.uint16)
+    memory, view = plain_memory(blocks, "hnd")
+    out = np.full((4, 2, 1, 8, 16), 7, np.uint16)
+    with register_plain(memory, view) as pool:
+        options = {"pool": pool, "dtype": np.uint16}
+        ord_now, rows = pool.current_ord(), column(3, 0)
+        result = kernels.host_pool_gather(ord_now, 0, rows, out=out[1:3], **options)
+        raise_for_status(result.status)
+        assert result.blocks.ctypes.data == out[1:].ctypes.data
+        assert_same_bytes(out[1:3], blocks[0, rows])
+        assert (out[[0, 3]] == 7).all()
+        for wrong in (out, out[1:3].astype(np.int16), out[::2], out[1:3, ..., ::-1]):
+            with pytest.raises(ValueError, match="`out` is"):
+                kernels.host_pool_gather(ord_now, 0, rows, out=wrong, **options)
+        stale = kernels.host_pool_gather(ord_now + 1, 0, rows, out=out[1:3], **options)
+        assert int(stale.status[0]) == kernels.KernelCode.STALE_ORD
+        assert_same_bytes(out[1:3], blocks[0, rows])
+
+
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 5)),
