@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Builds the kernels and their C++ tests with address and undefined-behaviour sanitizers and runs
-# them. Usage: scripts/sanitize.sh [BUILD_DIR]
+# them, then random plans for BLOCKCOMPACT_FUZZ_SECONDS (60) from BLOCKCOMPACT_FUZZ_SEED (the time).
+# Usage: scripts/sanitize.sh [BUILD_DIR]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build_dir="${1:-build/sanitize}"
 cmake -S . -B "$build_dir" -DBLOCKCOMPACT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 cmake --build "$build_dir" --parallel 2
 ctest --test-dir "$build_dir" --output-on-failure
+"$build_dir/custom_calls/tests/fuzz" --seconds "${BLOCKCOMPACT_FUZZ_SECONDS:-60}" \
+  --seed "${BLOCKCOMPACT_FUZZ_SEED:-$(date +%s)}"
