@@ -6,7 +6,7 @@ Implementations take turns on blocks of real geometries, each turn on other bloc
 `--pool-mib`, in random order. Every answer is compared before it is timed; a wrong one ends the
 run. `bytes` are read plus written; `ratio_to_memcpy` compares with one contiguous copy of as many
 bytes in the same turns, and for scores with a sum over as many bytes (`read`). All samples are
-stored, in microseconds. One thread, unless `--threads` says otherwise.
+stored, in microseconds. All run on one processor, or on `--threads` of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import jax
 import jax.numpy as jnp
@@ -315,12 +313,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=9, help="timed turns (default 9)")
     parser.add_argument("--pool-mib", type=int, default=256, help="each pool (default 256)")
     parser.add_argument("--turn-mib", type=int, default=32, help="moved a turn (default 32)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch and of score_blocks")
+    parser.add_argument("--threads", type=int, default=1, help="processors to use (default 1)")
     parser.add_argument("--only", default="", help="geometries whose name contains this")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke run")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.samples, arguments.pool_mib, arguments.turn_mib = 3, 4, 1
+    if hasattr(os, "sched_setaffinity"):  # XLA has a thread for each processor it may use
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     kernels.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
     rows = []
