@@ -11,8 +11,8 @@
 namespace blockcompact {
 namespace {
 
-// Less than this is not worth another thread.
-constexpr int64_t kMinTaskBytes = int64_t{1} << 18;
+// Less than this is not worth another thread, and lets prefetching start anew too often.
+constexpr int64_t kMinTaskBytes = int64_t{1} << 20;
 
 bool InRange(int64_t value, int64_t limit) { return value >= 0 && value < limit; }
 
