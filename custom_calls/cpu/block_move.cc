@@ -61,8 +61,8 @@ std::array<CopyDim, 3> PlainDims(const PlainView& view) {
           CopyDim{view.shape.block_tokens, s.token_bytes, s.token_bytes}};
 }
 
-// Runs the moves of one layer in their order; neighbours that do not depend on each other run
-// together.
+// Runs the moves of one layer in their order, a few in step: a batch keeps the order at every byte,
+// and a byte of a block meets only the same byte of another.
 void RunMoves(const BlockSpace& space, std::byte* base, const std::vector<BlockMove>& ordered,
               CopyStreams copy_streams) {
   const auto block = [&](int32_t number) { return base + number * space.block_stride_bytes; };
@@ -77,9 +77,7 @@ void RunMoves(const BlockSpace& space, std::byte* base, const std::vector<BlockM
       batch.Flush();
       RunStridedCopy(space.from_scratch, scratch.data(), block(move.to_block));
     } else {
-      const CopyJob job{block(move.from_block), block(move.to_block)};
-      if (batch.WritesInto(job.from) || batch.ReadsFrom(job.to)) batch.Flush();
-      batch.Add(job);
+      batch.Add({block(move.from_block), block(move.to_block)});
     }
   }
   batch.Flush();

@@ -70,15 +70,6 @@ void CopyBatch::Flush() {
   num_jobs_ = 0;
 }
 
-bool CopyBatch::WritesInto(const std::byte* block) const {
-  return std::any_of(jobs_, jobs_ + num_jobs_, [&](const CopyJob& job) { return job.to == block; });
-}
-
-bool CopyBatch::ReadsFrom(const std::byte* block) const {
-  return std::any_of(jobs_, jobs_ + num_jobs_,
-                     [&](const CopyJob& job) { return job.from == block; });
-}
-
 void ZeroStridedDestination(const StridedCopy& plan, std::byte* to) {
   const size_t run_bytes = static_cast<size_t>(plan.run_bytes);
   ForEachRun(plan, [&](int64_t, int64_t to_bytes) { std::memset(to + to_bytes, 0, run_bytes); });

@@ -26,8 +26,8 @@ StridedCopy PlanStridedCopy(std::array<CopyDim, 3> dims, int64_t run_bytes);
 // Source and destination must not overlap.
 void RunStridedCopy(const StridedCopy& plan, const std::byte* from, std::byte* to);
 
-// Copies of one plan, kMaxCopyJobs at a time. None may read what another one writes, unless Flush
-// comes between.
+// Copies of one plan, kMaxCopyJobs at a time: at each offset in the order in which they were added,
+// so a later one may write the block that an earlier one reads.
 class CopyBatch {
  public:
   // `plan` is kept by reference.
@@ -36,8 +36,6 @@ class CopyBatch {
 
   void Add(const CopyJob& job);
   void Flush();
-  bool WritesInto(const std::byte* block) const;  // a waiting copy writes the block at this address
-  bool ReadsFrom(const std::byte* block) const;
 
  private:
   const StridedCopy& plan_;
