@@ -178,6 +178,38 @@ def test_block_move_within_a_packed_pool(rng):
     assert_same_bytes(store, expected)
 
 
+@pytest.mark.parametrize("layout", [Layout.AMX, Layout.VEC])
+def test_UPL_3_both_source_kinds_upload_the_same_bytes(layout, stores, rng):
+    """UPL-3: `cpu_copy` gathers source blocks into [K, N) first, `source_only` reads them directly."""
+    num_source, source = 4, column(2, 0, 3)
+    gathered, physical = column(4, 5, 6), column(1, 3, 0)
+    store = random_blocks(rng, (2, 7, 2, 64, 32), np.uint16)
+    copied = store.copy()
+    pools = [plain_memory(np.zeros((2, 4, 2, 2, 32, 32), np.uint16), "hnd") for _ in range(2)]
+    with (
+        register_packed(store, layout) as direct,
+        register_packed(copied, layout) as packed,
+        register_plain(*pools[0]) as one,
+        register_plain(*pools[1]) as other,
+    ):
+        moved = kernels.host_pool_block_move(packed.current_ord(), 1, source, gathered, pool=packed)
+        raise_for_status(moved.status)
+        assert_same_bytes(copied[:, :num_source], store[:, :num_source])
+        for read, blocks, plain in ((direct, source, one), (packed, gathered, other)):
+            result = kernels.host_pool_upload(
+                read.current_ord(),
+                plain.current_ord(),
+                1,
+                blocks,
+                physical,
+                packed_pool=read,
+                plain_pool=plain,
+            )
+            raise_for_status(result.status)
+    assert_same_bytes(pools[0][0], pools[1][0])
+    assert pools[0][0][1, physical].any(axis=(1, 2, 3, 4)).all()
+
+
 def test_layers_in_their_own_allocations_serve_one_call(rng):
     layers = [random_blocks(rng, (3, 2, 1, 4, 8), np.uint16) for _ in range(3)]
     expected = [layer.copy() for layer in layers]
