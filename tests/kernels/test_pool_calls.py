@@ -180,7 +180,7 @@ def test_block_move_within_a_packed_pool(rng):
 
 @pytest.mark.parametrize("layout", [Layout.AMX, Layout.VEC])
 def test_UPL_3_both_source_kinds_upload_the_same_bytes(layout, stores, rng):
-    """UPL-3: `cpu_copy` gathers source blocks into [K, N) first, `source_only` reads them directly."""
+    """UPL-3: `cpu_copy` gathers blocks into [K, N) first, `source_only` reads them there."""
     num_source, source = 4, column(2, 0, 3)
     gathered, physical = column(4, 5, 6), column(1, 3, 0)
     store = random_blocks(rng, (2, 7, 2, 64, 32), np.uint16)
