@@ -14,6 +14,16 @@ from blockcompact_jax.kernels import Layout, PlainStrides, RegisteredPool
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def aligned(shape: tuple[int, ...], dtype: Any = np.uint16) -> np.ndarray:
+    """Ones on a page boundary, as engines have their pools; numpy's own arrays start anywhere."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.ones(num_bytes + 4096, np.uint8)
+    first = -memory.ctypes.data % 4096
+    array = memory[first : first + num_bytes].view(dtype).reshape(shape)
+    array[...] = 1
+    return array
+
+
 @dataclass(frozen=True)
 class Geometry:
     model: str
@@ -48,10 +58,10 @@ class Bench:
         self.rng = np.random.default_rng(0)
         self.per_turn = max(2, turn_bytes // g.block_bytes // 2 * 2)
         self.num_blocks = max(pool_bytes // g.block_bytes // self.per_turn, 2) * self.per_turn
-        self.plain = np.empty((self.num_blocks, 2, g.heads, g.tokens, g.dims), np.uint16)
+        self.plain = aligned((self.num_blocks, 2, g.heads, g.tokens, g.dims))
         noise = self.rng.standard_normal(1 << 20, np.float32).astype(BF16).view(np.uint16)
         self.plain.reshape(-1)[:] = np.resize(noise, self.plain.size)
-        self.packed = np.ones((self.num_blocks, g.heads, 2 * g.tokens, g.dims), np.uint16)
+        self.packed = aligned((self.num_blocks, g.heads, 2 * g.tokens, g.dims))
         self.pools = self._register()
         self.pack_all()
         self.order = self.rng.permutation(self.num_blocks).astype(np.int32)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import kernel_rivals as rivals
 import numpy as np
 import torch
-from kernel_pools import BF16, GEOMETRIES, Bench, Geometry
+from kernel_pools import BF16, GEOMETRIES, Bench, Geometry, aligned
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import AttendSegment
@@ -43,6 +43,12 @@ Call = Callable[[int], Any]
 
 def torch_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16))
+
+
+def copy_of(array: np.ndarray) -> np.ndarray:
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 def index(rows: np.ndarray) -> torch.Tensor:
@@ -63,7 +69,7 @@ class OnXla:
 
 def memcpy_call(num_bytes: int, pool_bytes: int) -> Call:
     """A contiguous copy of as many bytes, elsewhere in two regions each turn."""
-    source, target = np.ones(pool_bytes, np.uint8), np.ones(pool_bytes, np.uint8)
+    source, target = (aligned((pool_bytes,), np.uint8) for _ in range(2))
     places = max(1, pool_bytes // num_bytes)
 
     def call(turn: int) -> None:
@@ -87,7 +93,7 @@ def on_torch_rows(
 
 
 def upload_calls(bench: Bench) -> dict[str, Call]:
-    mine, packed, layout = bench.plain.copy(), bench.packed, bench.geometry.layout.label
+    mine, packed, layout = copy_of(bench.plain), bench.packed, bench.geometry.layout.label
     source = jnp.array(packed)
     xla = OnXla(mine, lambda pool, *rows: rivals.xla_upload(pool, source, *rows, layout))
     return {
@@ -99,7 +105,7 @@ def upload_calls(bench: Bench) -> dict[str, Call]:
 
 
 def pack_calls(bench: Bench) -> dict[str, Call]:
-    mine, plain, layout = bench.packed.copy(), bench.plain, bench.geometry.layout.label
+    mine, plain, layout = copy_of(bench.packed), bench.plain, bench.geometry.layout.label
     source = jnp.array(plain)
     xla = OnXla(mine, lambda store, *rows: rivals.xla_pack(store, source, *rows, layout))
     return {
@@ -112,7 +118,7 @@ def pack_calls(bench: Bench) -> dict[str, Call]:
 
 def gather_calls(bench: Bench) -> dict[str, Call]:
     plain, xla_plain = bench.plain, jnp.array(bench.plain)
-    ours, mine = (np.ones((bench.per_turn, *plain.shape[1:]), np.uint16) for _ in range(2))
+    ours, mine = (aligned((bench.per_turn, *plain.shape[1:])) for _ in range(2))
 
     def on_torch(turn: int) -> np.ndarray:
         rows = index(bench.rows(turn)[0])
@@ -137,7 +143,7 @@ def gather_calls(bench: Bench) -> dict[str, Call]:
 
 
 def move_calls(bench: Bench) -> dict[str, Call]:
-    mine = bench.plain.copy()
+    mine = copy_of(bench.plain)
     xla = OnXla(mine, rivals.xla_move)
 
     def on_torch(turn: int) -> np.ndarray:

@@ -4,7 +4,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "blockcompact/streaming.h"
 #include "scalar.h"
@@ -290,10 +289,8 @@ TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s,
   }
 }
 
-constexpr int64_t kStepBytes = 4 * kLineBytes;  // of one stream before the next has its turn
-
 TARGET_AVX2 inline void StreamStep(const char* from, char* to) {
-  for (int64_t byte = 0; byte < kStepBytes; byte += kLineBytes) {
+  for (int64_t byte = 0; byte < kStreamStepBytes; byte += kLineBytes) {
     StoreLine<true>(to + byte, Load(from + byte), Load(from + byte + 32));
   }
 }
@@ -301,18 +298,11 @@ TARGET_AVX2 inline void StreamStep(const char* from, char* to) {
 }  // namespace
 
 TARGET_AVX2 void StreamCopies(const CopyJob* jobs, int64_t num_jobs, int64_t num_bytes) {
-  const bool is_aligned =
-      std::all_of(jobs, jobs + num_jobs, [](const CopyJob& job) { return IsLineAligned(job.to); });
-  const int64_t streamed_bytes = is_aligned ? num_bytes / kStepBytes * kStepBytes : 0;
-  for (int64_t byte = 0; byte < streamed_bytes; byte += kStepBytes) {
+  for (int64_t byte = 0; byte < num_bytes; byte += kStreamStepBytes) {
     for (int64_t i = 0; i < num_jobs; ++i) {
       StreamStep(reinterpret_cast<const char*>(jobs[i].from) + byte,
                  reinterpret_cast<char*>(jobs[i].to) + byte);
     }
-  }
-  for (int64_t i = 0; i < num_jobs; ++i) {
-    std::memcpy(jobs[i].to + streamed_bytes, jobs[i].from + streamed_bytes,
-                static_cast<size_t>(num_bytes - streamed_bytes));
   }
 }
 

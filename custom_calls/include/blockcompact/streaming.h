@@ -31,8 +31,12 @@ struct CopyJob {
 
 inline constexpr int64_t kMaxCopyJobs = 4;
 
-// At most kMaxCopyJobs copies of num_bytes each, written past the caches where `to` is aligned.
-// They are worked on in turns, at each offset in their order. Two regions must be equal or apart.
+inline constexpr int64_t kStreamStepBytes =
+    4 * kLineBytes;  // of one copy before the next has its turn
+
+// At most kMaxCopyJobs copies of num_bytes each, a multiple of kStreamStepBytes, to aligned
+// addresses. They are worked on in turns, at each offset in their order. Two regions must be equal
+// or apart.
 using CopyStreams = void (*)(const CopyJob* jobs, int64_t num_jobs, int64_t num_bytes);
 
 // Null where the implementation has none, or where it does not pay for a call of num_bytes.
