@@ -1,6 +1,6 @@
 """Attention over blocks against torch's on contiguous K and V, interleaved in one process.
 
-Usage: python benchmarks/attend.py [--num-keys 8000] [--threads 2] [--output results.json]
+Usage: python benchmarks/attend.py [--num-keys 8000] [--threads 2] [--json results.json]
 
 Every sample uses another layer, so that K and V come from memory, not from a cache. Results are
 compared before anything is timed. Figures are ratios within one run; the machine decides the rest.
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--num-keys", type=int, default=8000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=72)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", type=Path, dest="output")
     arguments = parser.parse_args()
     kernels.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)

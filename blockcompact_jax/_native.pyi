@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 def build_info() -> dict[str, str | list[str]]: ...
 def ffi_targets() -> dict[str, object]: ...
 def force_impl(name: str) -> None: ...
+def force_streaming_from(num_bytes: int) -> None: ...
 def register_plain(
     *,
     pointers: Sequence[int],
@@ -100,6 +101,26 @@ def pool_attend(
     block_mass: tuple[int, int, int] | None,
     max_blocks: int,
     log_sum_exp: int,
+) -> tuple[int, int]: ...
+def pool_score_blocks(
+    pool: int,
+    ord: int,
+    layer: int,
+    block_table: NDArray[np.int32],
+    num_keys: int,
+    queries: NDArray[np.generic],
+    scale: float,
+    reduction: int,
+    scores: NDArray[np.float32],
+) -> tuple[int, int]: ...
+def pool_summarize_blocks(
+    pool: int,
+    ord: int,
+    layer: int,
+    block_table: NDArray[np.int32],
+    num_keys: int,
+    min_keys: NDArray[np.generic],
+    max_keys: NDArray[np.generic],
 ) -> tuple[int, int]: ...
 def address_of(array: NDArray[np.generic]) -> int: ...
 def num_threads() -> int: ...

@@ -20,4 +20,7 @@ HandlerList PoolHandlers();
 // Attention over registered pools.
 HandlerList AttendHandlers();
 
+// Scores and summaries of blocks.
+HandlerList BlockScoreHandlers();
+
 }  // namespace blockcompact_ffi

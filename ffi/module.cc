@@ -6,9 +6,11 @@
 #include <stdexcept>
 
 #include "attend_host.h"
+#include "block_scores_host.h"
 #include "blockcompact/head_kernels.h"
 #include "blockcompact/pool.h"
 #include "blockcompact/pool_calls.h"
+#include "blockcompact/streaming.h"
 #include "buffers.h"
 #include "handlers.h"
 #include "host_threads.h"
@@ -171,7 +173,8 @@ py::dict BuildInfo() {
 
 py::dict FfiTargets() {
   py::dict targets;
-  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers(), AttendHandlers()}) {
+  for (const HandlerList& handlers :
+       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }
@@ -187,6 +190,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("build_info", &BuildInfo);
   module.def("ffi_targets", &FfiTargets);
   module.def("force_impl", &blockcompact::ForceImpl, py::arg("name"));
+  module.def("force_streaming_from", &blockcompact::ForceStreamingFrom, py::arg("num_bytes"));
   module.def("register_plain", &RegisterPlain, py::kw_only(), py::arg("pointers"),
              py::arg("size_bytes"), py::arg("num_layers"), py::arg("num_blocks"), py::arg("shape"),
              py::arg("stride_bytes"), py::arg("is_writable"), py::arg("keepalive"));
@@ -212,6 +216,7 @@ PYBIND11_MODULE(_native, module) {
              py::arg("out").noconvert(), py::arg("is_token_contiguous"));
   DefineAttend(module);
   DefineUploads(module);
+  DefineBlockScores(module);
 }
 
 }  // namespace blockcompact_ffi

@@ -13,10 +13,24 @@ from blockcompact_jax.kernels.attend_types import AttendSegment as AttendSegment
 from blockcompact_jax.kernels.attend_types import HostAttendOutputs as HostAttendOutputs
 from blockcompact_jax.kernels.attend_types import PoolAttendResult as PoolAttendResult
 from blockcompact_jax.kernels.attend_types import RowsAt as RowsAt
+from blockcompact_jax.kernels.block_scores import PoolScoreResult as PoolScoreResult
+from blockcompact_jax.kernels.block_scores import PoolSummaryResult as PoolSummaryResult
+from blockcompact_jax.kernels.block_scores import ScoreResult as ScoreResult
+from blockcompact_jax.kernels.block_scores import SummaryResult as SummaryResult
+from blockcompact_jax.kernels.block_scores import pool_score_blocks as pool_score_blocks
+from blockcompact_jax.kernels.block_scores import pool_summarize_blocks as pool_summarize_blocks
+from blockcompact_jax.kernels.block_scores import score_blocks as score_blocks
+from blockcompact_jax.kernels.block_scores import summarize_blocks as summarize_blocks
 from blockcompact_jax.kernels.host_attend import host_pool_attend as host_pool_attend
 from blockcompact_jax.kernels.host_attend import host_pool_attend_at as host_pool_attend_at
 from blockcompact_jax.kernels.host_attend import num_threads as num_threads
 from blockcompact_jax.kernels.host_attend import set_num_threads as set_num_threads
+from blockcompact_jax.kernels.host_block_scores import (
+    host_pool_score_blocks as host_pool_score_blocks,
+)
+from blockcompact_jax.kernels.host_block_scores import (
+    host_pool_summarize_blocks as host_pool_summarize_blocks,
+)
 from blockcompact_jax.kernels.host_calls import host_pool_block_move as host_pool_block_move
 from blockcompact_jax.kernels.host_calls import host_pool_gather as host_pool_gather
 from blockcompact_jax.kernels.host_calls import host_pool_pack as host_pool_pack

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcompact_jax.kernels._checks import check_column, check_ord, check_pair, check_plain
+from blockcompact_jax.kernels._checks import (
+    check_column,
+    check_ord,
+    check_pair,
+    check_plain,
+    describe,
+)
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.pool_calls import gathered_dtype, gathered_shape, layer_column
 from blockcompact_jax.kernels.pools import RegisteredPool
@@ -132,13 +138,23 @@ def host_pool_gather(
     pool: RegisteredPool,
     dtype: Any,
     is_token_contiguous: bool = False,
+    out: NDArray[Any] | None = None,
 ) -> PoolGatherResult:
-    """`pool_gather` on the host."""
+    """`pool_gather` on the host.
+
+    `out`, where given, is written instead of a new array: dense, of the result's shape and dtype. A
+    refused call leaves it as it is.
+    """
     num_rows = check_column("physical_block", physical_block)
     check_ord("ord", ord)
     check_plain("pool", pool)
     shape = gathered_shape(pool, num_rows, is_token_contiguous)
-    blocks = np.zeros(shape, gathered_dtype(pool, dtype))
+    wanted = gathered_dtype(pool, dtype)
+    blocks = np.zeros(shape, wanted) if out is None else out
+    if blocks.shape != shape or blocks.dtype != wanted or not _is_dense_and_writable(blocks):
+        raise ValueError(
+            f"`out` is {describe(blocks)}; expected a dense writable {wanted}{list(shape)}"
+        )
     unsigned = np.dtype(f"uint{8 * pool.shape.element_bytes}")
     status = load_native().pool_gather(
         pool.pool_id,
@@ -153,6 +169,10 @@ def host_pool_gather(
 def ord_array(value: int) -> NDArray[np.uint32]:
     """An `ord` as calls take it."""
     return np.array([value], np.uint32)
+
+
+def _is_dense_and_writable(array: NDArray[Any]) -> bool:
+    return array.flags.c_contiguous and array.flags.writeable
 
 
 def _dense(*columns: AnyArray) -> list[NDArray[np.int32]]:

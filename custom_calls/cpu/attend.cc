@@ -118,9 +118,7 @@ AttendBatch BatchOf(const AttendCall& call, const KeySequence& sequence, int64_t
   batch.num_kv_heads = shape.num_heads;
   batch.heads_per_kv = call.num_query_heads / shape.num_heads;
   batch.dims_padded = PaddedDims(call.head_dim);
-  const AttendKernels* forced = forced_kernels.load(std::memory_order_relaxed);
-  batch.kernels =
-      forced != nullptr ? *forced : SelectAttendKernels(ChosenImpl(), call.type, batch.dims_padded);
+  batch.kernels = ChosenAttendKernels(call.type, batch.dims_padded);
   batch.first_query = first_query;
   batch.num_queries = std::min(std::max<int64_t>(kBatchRows / batch.heads_per_kv, 1),
                                call.num_queries - first_query);
@@ -195,6 +193,11 @@ Status PoolAttend(const AttendCall& call, const ParallelFor& parallel_for) {
 
 void ForceAttendKernels(const AttendKernels* kernels) {
   forced_kernels.store(kernels, std::memory_order_relaxed);
+}
+
+AttendKernels ChosenAttendKernels(AttendType type, int64_t dims_padded) {
+  const AttendKernels* forced = forced_kernels.load(std::memory_order_relaxed);
+  return forced != nullptr ? *forced : SelectAttendKernels(ChosenImpl(), type, dims_padded);
 }
 
 AttendKernels SelectAttendKernels(Impl impl, AttendType type, int64_t dims_padded) {

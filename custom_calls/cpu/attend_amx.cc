@@ -28,13 +28,15 @@ struct alignas(64) TileConfig {
   uint8_t num_rows[16] = {};
 };
 
-thread_local int64_t tile_rows = 0;  // rows of the sums and of the left operands
+// Rows of the sums and of the left operands: those of a job in equal passes.
+thread_local int64_t tile_rows = 0;
 
 // The intrinsics do not tell the compiler that they read memory.
 inline void Publish(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
 TARGET_AMX void Enter(int64_t num_rows) {
-  tile_rows = std::min(num_rows, kMaxRows);
+  const int64_t num_passes = (num_rows + kMaxRows - 1) / kMaxRows;
+  tile_rows = (num_rows + num_passes - 1) / num_passes;
   TileConfig config;
   const auto rows = static_cast<uint8_t>(tile_rows);
   for (int tile : {0, 1, 2, 3, 4, 6}) config.num_rows[tile] = rows;
@@ -55,7 +57,7 @@ inline void PrefetchLines(const std::byte* first, int64_t count) {
 TARGET_AMX void Score(const ScoreJob& job) {
   Publish(job.queries);
   const int64_t row_bytes = job.dims_padded * 2;
-  for (int64_t first = 0; first < job.num_rows; first += kMaxRows) {
+  for (int64_t first = 0; first < job.num_rows; first += tile_rows) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -135,8 +137,8 @@ void AddRows(const ValueJob& job, const std::byte* weights, float* sums, bool is
 }
 
 void Value(const ValueJob& job) {
-  for (int64_t first = 0; first < job.num_rows; first += kMaxRows) {
-    const int64_t num_rows = std::min(kMaxRows, job.num_rows - first);
+  for (int64_t first = 0; first < job.num_rows; first += tile_rows) {
+    const int64_t num_rows = std::min(tile_rows, job.num_rows - first);
     const std::byte* weights = job.weights + first * kChunkTokens * 2;
     float* sums = job.sums + first * job.dims_padded;
     if (num_rows == tile_rows) {

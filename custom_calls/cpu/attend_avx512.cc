@@ -218,6 +218,82 @@ ATTEND_TARGET float Sum(const float* weights, int64_t num_weights) {
   return _mm512_reduce_add_ps(sums);
 }
 
+ATTEND_TARGET float Maximum(const float* scores, int64_t num_scores) {
+  __m512 maxima = _mm512_set1_ps(-__builtin_inff());
+  __mmask16 has_nan = 0;
+  for (int64_t t = 0; t < num_scores; t += 16) {
+    const __mmask16 lanes = LanesIn(t, 0, num_scores);
+    const __m512 line = _mm512_maskz_loadu_ps(lanes, scores + t);
+    has_nan |= _mm512_cmp_ps_mask(line, line, _CMP_UNORD_Q);
+    maxima = _mm512_mask_max_ps(maxima, lanes, maxima, line);
+  }
+  return has_nan != 0 ? __builtin_nanf("") : _mm512_reduce_max_ps(maxima);
+}
+
+// Order of bf16 as that of the float32 it widens to.
+ATTEND_TARGET inline __m512i WidenOrder(__m256i order) {
+  const __m512i wide = _mm512_cvtepi16_epi32(order);
+  const __m512i ones = _mm512_srli_epi32(_mm512_srai_epi32(wide, 31), 16);
+  return _mm512_or_si512(_mm512_slli_epi32(wide, 16), ones);
+}
+
+// Bounds of 32 dims of bf16, in the order of integers.
+ATTEND_TARGET void AddBounds16(const char* lines, int64_t num_tokens, int32_t* minimum,
+                               int32_t* maximum) {
+  __m512i low = _mm512_set1_epi16(INT16_MAX);
+  __m512i high = _mm512_set1_epi16(INT16_MIN);
+  for (int64_t token = 0; token < num_tokens; token += 4) {
+    __m512i tokens[4];
+    LoadColumns(lines + 4 * token, 64, tokens);
+    for (int i = 0; i < 4 && token + i < num_tokens; ++i) {
+      const __m512i flip = _mm512_srli_epi16(_mm512_srai_epi16(tokens[i], 15), 1);
+      const __m512i order = _mm512_xor_si512(tokens[i], flip);
+      low = _mm512_min_epi16(low, order);
+      high = _mm512_max_epi16(high, order);
+    }
+  }
+  for (int half = 0; half < 2; ++half, minimum += 16, maximum += 16) {
+    const __m256i low_half =
+        half == 0 ? _mm512_castsi512_si256(low) : _mm512_extracti64x4_epi64(low, 1);
+    const __m256i high_half =
+        half == 0 ? _mm512_castsi512_si256(high) : _mm512_extracti64x4_epi64(high, 1);
+    _mm512_storeu_si512(minimum,
+                        _mm512_min_epi32(_mm512_loadu_si512(minimum), WidenOrder(low_half)));
+    _mm512_storeu_si512(maximum,
+                        _mm512_max_epi32(_mm512_loadu_si512(maximum), WidenOrder(high_half)));
+  }
+}
+
+// The same of 16 dims of float32.
+ATTEND_TARGET void AddBounds32(const char* lines, int64_t num_tokens, int32_t* minimum,
+                               int32_t* maximum) {
+  __m512i low = _mm512_loadu_si512(minimum);
+  __m512i high = _mm512_loadu_si512(maximum);
+  for (int64_t token = 0; token < num_tokens; token += 4) {
+    __m512i tokens[4];
+    LoadColumns(lines + 4 * token, 64, tokens);
+    for (int i = 0; i < 4 && token + i < num_tokens; ++i) {
+      const __m512i flip = _mm512_srli_epi32(_mm512_srai_epi32(tokens[i], 31), 1);
+      const __m512i order = _mm512_xor_si512(tokens[i], flip);
+      low = _mm512_min_epi32(low, order);
+      high = _mm512_max_epi32(high, order);
+    }
+  }
+  _mm512_storeu_si512(minimum, low);
+  _mm512_storeu_si512(maximum, high);
+}
+
+template <AttendType kType>
+void Bounds(const BoundsJob& job) {
+  const int64_t dims_at_once = kType == AttendType::kBf16 ? 32 : 16;
+  if (job.dims_padded % dims_at_once != 0) return generic::Bounds<kType>(job);
+  const char* lines = reinterpret_cast<const char*>(job.k_tile);
+  for (int64_t dim = 0; dim < job.dims_padded; dim += dims_at_once, lines += 1024) {
+    const auto add = kType == AttendType::kBf16 ? AddBounds16 : AddBounds32;
+    add(lines, job.num_tokens, job.minimum + dim, job.maximum + dim);
+  }
+}
+
 #undef ATTEND_TARGET
 #define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma,avx512bf16")))
 
@@ -238,7 +314,10 @@ AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
   kernels.softmax = Softmax;
   kernels.sum = Sum;
+  kernels.maximum = Maximum;
+  kernels.bounds = Bounds<AttendType::kBf16>;
   if (type == AttendType::kF32) {
+    kernels.bounds = Bounds<AttendType::kF32>;
     kernels.pack_k = PackK<4>;
     kernels.pack_v = PackV32;
     kernels.pack_k_vec = PackKVec<4>;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "blockcompact/streaming.h"
 #include "scratch.h"
 
 namespace blockcompact {
@@ -65,6 +66,7 @@ class ChunkTask {
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
+      PrefetchValues(seen, query);
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
     std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
@@ -107,6 +109,24 @@ class ChunkTask {
       job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
     }
     kernels_.score(job);
+  }
+
+  // Memory would rest while weights are made: asks for a query's share of the values they will
+  // meet.
+  void PrefetchValues(KeyRange seen, int64_t query) const {
+    const int64_t num_tiles = (seen.end - GroupOf(seen.begin) + kTileTokens - 1) / kTileTokens;
+    const int64_t last = num_tiles * (query + 1) / batch_.num_queries;
+    const int64_t group_bytes = kTileTokens * kDimsOfWord * batch_.element_bytes();
+    for (int64_t tile = num_tiles * query / batch_.num_queries; tile < last; ++tile) {
+      const VTile v = reader_.VInPlace(GroupOf(seen.begin) + tile * kTileTokens);
+      if (v.base == nullptr) continue;
+      for (int64_t group = 0; group < batch_.dims_padded / kDimsOfWord; ++group) {
+        const std::byte* lines = v.base + group * v.dim_group_stride_bytes;
+        for (int64_t byte = 0; byte < group_bytes; byte += kLineBytes) {
+          __builtin_prefetch(lines + byte, 0, 2);  // into the second level
+        }
+      }
+    }
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "blockcompact/streaming.h"
 #include "scalar.h"
 
 #define TARGET_AVX2 __attribute__((target("avx2")))
@@ -12,6 +13,7 @@
 namespace blockcompact::avx2 {
 namespace {
 
+using scalar::ForJobs;
 using scalar::PackRange;
 using scalar::UnpackRange;
 
@@ -70,20 +72,114 @@ TARGET_AVX2 void Transpose32(const char* from, int64_t from_stride_bytes, char* 
   }
 }
 
-// K of `amx`: for each 16 tokens a transposed matrix of 32-bit units (pairs, or single values).
-template <typename T>
-TARGET_AVX2 void UnpackAmxK(const void* packed, void* plain, const HeadShape& s,
-                            int64_t num_tokens) {
-  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
-  for (int64_t token = 0; token < num_tokens; token += kAmxTile) {
-    Transpose32(static_cast<const char*>(packed) + token * units * 4, 64,
-                static_cast<char*>(plain) + token * s.token_stride_bytes, s.token_stride_bytes,
-                units, std::min(kAmxTile, num_tokens - token));
+// 64 bytes of a token row, in two halves.
+template <bool kIsStreaming>
+TARGET_AVX2 inline void StoreLine(char* to, __m256i low, __m256i high) {
+  if constexpr (kIsStreaming) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), high);
+  } else {
+    Store(to, low);
+    Store(to + 32, high);
   }
 }
 
+inline void PrefetchLines(const char* first, int count) {
+  for (int i = 0; i < count; ++i) _mm_prefetch(first + i * kLineBytes, _MM_HINT_T1);
+}
+
+// K of `amx`: for each 16 tokens a transposed matrix of 32-bit units (pairs, or single values).
+// A tile is 8 tokens x 64 bytes.
 template <typename T>
-TARGET_AVX2 void PackAmxK(const void* plain, void* packed, const HeadShape& s) {
+struct UnpackAmxK {
+  static constexpr int64_t kElementBytes = sizeof(T);
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Tile(const HeadJob& job, const HeadShape& s, int64_t token,
+                               int64_t byte) {
+    const int64_t row_bytes = s.head_dim * kElementBytes;
+    const int64_t place = token / kAmxTile * kAmxTile * row_bytes + byte * kAmxTile;
+    const char* from = static_cast<const char*>(job.from) + place + token % kAmxTile * 4;
+    if (job.next_from != nullptr && token % kAmxTile == 0) {
+      PrefetchLines(static_cast<const char*>(job.next_from) + place, 16);
+    }
+    __m256i low[8];
+    __m256i high[8];
+    for (int i = 0; i < 8; ++i) {
+      low[i] = Load(from + i * kLineBytes);
+      high[i] = Load(from + (8 + i) * kLineBytes);
+    }
+    Transpose(low);
+    Transpose(high);
+    char* to = static_cast<char*>(job.to) + token * s.token_stride_bytes + byte;
+    const int64_t count = std::min(kLanes, job.num_tokens - token);
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) StoreLine<kIsStreaming>(to + i * s.token_stride_bytes, low[i], high[i]);
+    }
+  }
+};
+
+// The low halves of eight 32-bit lanes of each, in order.
+TARGET_AVX2 inline __m256i JoinLowHalves(__m256i a, __m256i b) {
+  const __m256i mask = _mm256_set1_epi32(0xFFFF);
+  const __m256i joined = _mm256_packus_epi32(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+  return _mm256_permute4x64_epi64(joined, 0xD8);
+}
+
+// V of `amx`, 16-bit: 16 dims of a token pair interleaved in one line.
+struct UnpackAmxV16 {
+  static constexpr int64_t kElementBytes = 2;
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Tile(const HeadJob& job, const HeadShape& s, int64_t token,
+                               int64_t byte) {
+    const int64_t group_bytes = 2 * s.block_tokens * kAmxTile;
+    const int64_t place = byte / 32 * group_bytes + token * 32;
+    const char* from = static_cast<const char*>(job.from) + place;
+    if (job.next_from != nullptr) {
+      const char* next = static_cast<const char*>(job.next_from) + place;
+      PrefetchLines(next, 4);
+      PrefetchLines(next + group_bytes, 4);
+    }
+    const int64_t count = std::min(kLanes, job.num_tokens - token);
+    char* to = static_cast<char*>(job.to) + token * s.token_stride_bytes + byte;
+    for (int64_t i = 0; i < count; i += 2, from += kLineBytes, to += 2 * s.token_stride_bytes) {
+      const __m256i a = Load(from);
+      const __m256i b = Load(from + 32);
+      const __m256i c = Load(from + group_bytes);
+      const __m256i d = Load(from + group_bytes + 32);
+      StoreLine<kIsStreaming>(to, JoinLowHalves(a, b), JoinLowHalves(c, d));
+      if (i + 1 == count) break;
+      StoreLine<kIsStreaming>(to + s.token_stride_bytes,
+                              JoinLowHalves(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)),
+                              JoinLowHalves(_mm256_srli_epi32(c, 16), _mm256_srli_epi32(d, 16)));
+    }
+  }
+};
+
+// The tiles of the jobs in turns.
+template <typename Kind, bool kIsStreaming>
+TARGET_AVX2 void RunTiles(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape) {
+  const int64_t row_bytes = shape.head_dim * Kind::kElementBytes;
+  for (int64_t token = 0; token < shape.block_tokens; token += kLanes) {
+    for (int64_t byte = 0; byte < row_bytes; byte += kLineBytes) {
+      for (int64_t i = 0; i < num_jobs; ++i) {
+        if (token < jobs[i].num_tokens) {
+          Kind::template Tile<kIsStreaming>(jobs[i], shape, token, byte);
+        }
+      }
+    }
+  }
+}
+
+template <typename Kind>
+void RunJobs(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape) {
+  bool is_streaming = shape.is_streaming && shape.token_stride_bytes % kLineBytes == 0;
+  for (int64_t i = 0; i < num_jobs; ++i) is_streaming &= IsLineAligned(jobs[i].to);
+  is_streaming ? RunTiles<Kind, true>(jobs, num_jobs, shape)
+               : RunTiles<Kind, false>(jobs, num_jobs, shape);
+}
+
+template <typename T>
+TARGET_AVX2 void PackAmxK(const void* plain, void* packed, const HeadShape& s, int64_t) {
   const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
   for (int64_t token = 0; token < s.block_tokens; token += kAmxTile) {
     Transpose32(static_cast<const char*>(plain) + token * s.token_stride_bytes,
@@ -107,7 +203,7 @@ TARGET_AVX2 void UnpackVecK32(const void* packed, void* plain, const HeadShape& 
                         offset);
 }
 
-TARGET_AVX2 void PackVecK32(const void* plain, void* packed, const HeadShape& s) {
+TARGET_AVX2 void PackVecK32(const void* plain, void* packed, const HeadShape& s, int64_t) {
   const int64_t dims = WholeTiles(s.head_dim, kLanes);
   const int64_t tokens = WholeTiles(s.block_tokens, kLanes);
   Transpose32(static_cast<const char*>(plain), s.token_stride_bytes, static_cast<char*>(packed),
@@ -153,7 +249,7 @@ TARGET_AVX2 void UnpackVecK16(const void* packed, void* plain, const HeadShape& 
                         offset);
 }
 
-TARGET_AVX2 void PackVecK16(const void* plain, void* packed, const HeadShape& s) {
+TARGET_AVX2 void PackVecK16(const void* plain, void* packed, const HeadShape& s, int64_t) {
   const int64_t dims = WholeTiles(s.head_dim, 2 * kLanes);
   const int64_t tokens = WholeTiles(s.block_tokens, kLanes);
   const int64_t row_bytes = 2 * s.block_tokens;
@@ -177,26 +273,7 @@ TARGET_AVX2 void PackVecK16(const void* plain, void* packed, const HeadShape& s)
 }
 
 // V of `amx`, 16-bit: 16 dims of a token pair interleaved in two registers.
-TARGET_AVX2 void UnpackAmxV16(const void* packed, void* plain, const HeadShape& s,
-                              int64_t num_tokens) {
-  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
-  for (int64_t token = 0; token < num_tokens; token += 2) {
-    const char* from = static_cast<const char*>(packed) + token * kAmxTile * 2;
-    char* to = static_cast<char*>(plain) + token * s.token_stride_bytes;
-    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, from += chunk_bytes) {
-      const __m256i first = Load(from);
-      const __m256i second = Load(from + 32);
-      StoreHalf(to + 2 * dim, LowHalves(first));
-      StoreHalf(to + 2 * dim + 16, LowHalves(second));
-      if (token + 1 == num_tokens) continue;
-      char* next = to + s.token_stride_bytes + 2 * dim;
-      StoreHalf(next, LowHalves(_mm256_srli_epi32(first, 16)));
-      StoreHalf(next + 16, LowHalves(_mm256_srli_epi32(second, 16)));
-    }
-  }
-}
-
-TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s) {
+TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s, int64_t) {
   const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
   for (int64_t token = 0; token < s.block_tokens; token += 2) {
     const char* from = static_cast<const char*>(plain) + token * s.token_stride_bytes;
@@ -212,21 +289,37 @@ TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s)
   }
 }
 
+TARGET_AVX2 inline void StreamStep(const char* from, char* to) {
+  for (int64_t byte = 0; byte < kStreamStepBytes; byte += kLineBytes) {
+    StoreLine<true>(to + byte, Load(from + byte), Load(from + byte + 32));
+  }
+}
+
 }  // namespace
+
+TARGET_AVX2 void StreamCopies(const CopyJob* jobs, int64_t num_jobs, int64_t num_bytes) {
+  for (int64_t byte = 0; byte < num_bytes; byte += kStreamStepBytes) {
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      StreamStep(reinterpret_cast<const char*>(jobs[i].from) + byte,
+                 reinterpret_cast<char*>(jobs[i].to) + byte);
+    }
+  }
+}
 
 HeadKernels Kernels(PackedLayout layout, int64_t element_bytes) {
   HeadKernels kernels;  // what stays null is served by the scalar kernels
   if (layout == PackedLayout::kAmx && element_bytes == 2) {
-    kernels = {PackAmxK<uint16_t>, PackAmxV16, UnpackAmxK<uint16_t>, UnpackAmxV16};
+    kernels = {ForJobs<PackAmxK<uint16_t>>, ForJobs<PackAmxV16>, RunJobs<UnpackAmxK<uint16_t>>,
+               RunJobs<UnpackAmxV16>};
   } else if (layout == PackedLayout::kAmx && element_bytes == 4) {
-    kernels.pack_k = PackAmxK<uint32_t>;
-    kernels.unpack_k = UnpackAmxK<uint32_t>;
+    kernels.pack_k = ForJobs<PackAmxK<uint32_t>>;
+    kernels.unpack_k = RunJobs<UnpackAmxK<uint32_t>>;
   } else if (layout == PackedLayout::kVec && element_bytes == 2) {
-    kernels.pack_k = PackVecK16;
-    kernels.unpack_k = UnpackVecK16;
+    kernels.pack_k = ForJobs<PackVecK16>;
+    kernels.unpack_k = ForJobs<UnpackVecK16>;
   } else if (layout == PackedLayout::kVec && element_bytes == 4) {
-    kernels.pack_k = PackVecK32;
-    kernels.unpack_k = UnpackVecK32;
+    kernels.pack_k = ForJobs<PackVecK32>;
+    kernels.unpack_k = ForJobs<UnpackVecK32>;
   }
   return kernels;
 }

@@ -5,217 +5,252 @@
 
 #include <algorithm>
 
-#include "avx512_transpose.h"
+#include "avx512_pack.h"
+#include "avx512_tiles.h"
 
 namespace blockcompact::avx512 {
 namespace {
 
-constexpr int64_t kLanes = 16;  // 32-bit lanes of a register
-
-// Rows of bytes at equal distances.
-struct ReadRows {
-  const char* base;
-  int64_t stride_bytes;
-  const char* row(int64_t i) const { return base + i * stride_bytes; }
-  ReadRows at(int64_t row_number, int64_t bytes) const {
-    return {row(row_number) + bytes, stride_bytes};
-  }
-};
-
-struct WriteRows {
+// Where a few token rows of a job go. Rows are written one after the other, a whole row or as
+// much of it as the registers hold: memory likes neighbouring lines together.
+struct ToTokens {
+  ToTokens(const HeadJob& job, const HeadShape& shape, int64_t token, int64_t num_tokens)
+      : base(static_cast<char*>(job.to) + token * shape.token_stride_bytes),
+        stride_bytes(shape.token_stride_bytes),
+        count(std::min(num_tokens, job.num_tokens - token)) {}
+  char* row(int64_t token) const { return base + token * stride_bytes; }
   char* base;
   int64_t stride_bytes;
-  char* row(int64_t i) const { return base + i * stride_bytes; }
-  WriteRows at(int64_t row_number, int64_t bytes) const {
-    return {row(row_number) + bytes, stride_bytes};
+  int64_t count;
+};
+
+template <typename T, int64_t kTokens>
+struct UnpackKind {
+  static constexpr int64_t kElementBytes = sizeof(T);
+  static constexpr int64_t kStepTokens = kTokens;
+  static ToTokens To(const HeadJob& job, const HeadShape& s, int64_t token) {
+    return {job, s, token, kTokens};
+  }
+  static int64_t RowBytes(const HeadShape& s) { return s.head_dim * kElementBytes; }
+  static bool IsAligned(const HeadJob& job, const HeadShape& s) {
+    return IsLineAligned(job.to) && s.token_stride_bytes % kLineBytes == 0;
+  }
+  static const char* At(const void* base, int64_t bytes) {
+    return base == nullptr ? nullptr : static_cast<const char*>(base) + bytes;
   }
 };
 
-TARGET_AVX512 inline __mmask16 Mask16(int64_t count) {
-  return static_cast<__mmask16>((uint32_t{1} << count) - 1);
+template <bool kIsStreaming, int kLines>
+TILE_INLINE void StoreRow(char* to, const __m512i (&lines)[kLines]) {
+  for (int i = 0; i < kLines; ++i) StoreLine<kIsStreaming>(to + i * kLineBytes, lines[i]);
 }
 
-TARGET_AVX512 inline __mmask32 Mask32(int64_t count) {
-  return static_cast<__mmask32>((uint64_t{1} << count) - 1);
-}
-
-// to[column][row] = from[row][column] for 32-bit values, at most 16 rows and columns.
-TARGET_AVX512 inline void TransposeTile32(ReadRows from, WriteRows to, int64_t num_rows,
-                                          int64_t num_columns) {
-  __m512i tile[16];
-  const __mmask16 columns = Mask16(num_columns);
-  for (int i = 0; i < 16; ++i) {
-    tile[i] =
-        i < num_rows ? _mm512_maskz_loadu_epi32(columns, from.row(i)) : _mm512_setzero_si512();
-  }
-  Transpose(tile);
-  const __mmask16 rows = Mask16(num_rows);
-  for (int i = 0; i < 16; ++i) {
-    if (i < num_columns) _mm512_mask_storeu_epi32(to.row(i), rows, tile[i]);
-  }
-}
-
-TARGET_AVX512 inline void TransposeFullTile32(ReadRows from, WriteRows to) {
-  __m512i tile[16];
-  for (int i = 0; i < 16; ++i) tile[i] = _mm512_loadu_si512(from.row(i));
-  Transpose(tile);
-  for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to.row(i), tile[i]);
-}
-
-TARGET_AVX512 void Transpose32(ReadRows from, WriteRows to, int64_t num_rows, int64_t num_columns) {
-  for (int64_t column = 0; column < num_columns; column += kLanes) {
-    const int64_t columns = std::min(kLanes, num_columns - column);
-    for (int64_t row = 0; row < num_rows; row += kLanes) {
-      const int64_t rows = std::min(kLanes, num_rows - row);
-      const ReadRows from_tile = from.at(row, 4 * column);
-      const WriteRows to_tile = to.at(column, 4 * row);
-      if (rows == kLanes && columns == kLanes) {
-        TransposeFullTile32(from_tile, to_tile);
-      } else {
-        TransposeTile32(from_tile, to_tile, rows, columns);
-      }
+// kLines lines of kTokens token rows, those of one token written together.
+template <bool kIsStreaming, int kLines, int kTokens>
+TILE_INLINE void StoreRows(const ToTokens& to, int64_t byte,
+                           const __m512i (&columns)[kLines][kTokens]) {
+  for (int token = 0; token < kTokens; ++token) {
+    if (token >= to.count) return;
+    char* row = to.row(token) + byte;
+    for (int line = 0; line < kLines; ++line) {
+      StoreLine<kIsStreaming>(row + line * kLineBytes, columns[line][token]);
     }
   }
 }
+
+// Dims (or pairs of them) x tokens of 32-bit units, rows `stride_bytes` apart.
+struct TransposedUnits {
+  template <bool kIsStreaming, int kLines>
+  TILE_INLINE static void Lines(const char* from, int64_t stride_bytes, const ToTokens& to,
+                                int64_t byte) {
+    __m512i columns[kLines][4];
+    for (int line = 0; line < kLines; ++line) {
+      LoadColumns(from + (byte / 4 + 16 * line) * stride_bytes, stride_bytes, columns[line]);
+    }
+    StoreRows<kIsStreaming>(to, byte, columns);
+  }
+};
 
 // K of `amx`: for each 16 tokens a transposed matrix of 32-bit units (pairs, or single values).
 template <typename T>
-TARGET_AVX512 void UnpackAmxK(const void* packed, void* plain, const HeadShape& s,
-                              int64_t num_tokens) {
-  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
-  const WriteRows to{static_cast<char*>(plain), s.token_stride_bytes};
-  for (int64_t token = 0; token < num_tokens; token += kAmxTile) {
-    const ReadRows from{static_cast<const char*>(packed) + token * units * 4, 64};
-    Transpose32(from, to.at(token, 0), units, std::min(kAmxTile, num_tokens - token));
+struct UnpackAmxK : UnpackKind<T, 4> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t row_bytes = UnpackAmxK::RowBytes(s);
+    Prefetch(UnpackAmxK::At(job.next_from, token * row_bytes), 4 * row_bytes);
+    const int64_t place = token / kTileRows * kTileRows * row_bytes + token % kTileRows * 4;
+    ForLines<TransposedUnits, kIsStreaming, 4>(row_bytes, UnpackAmxK::At(job.from, place),
+                                               kLineBytes, UnpackAmxK::To(job, s, token));
   }
-}
+};
 
+// Pairs of tokens, 16 dims of both interleaved in one line.
+struct TokenPairs {
+  template <bool kIsStreaming, int kLines>
+  TILE_INLINE static void Lines(const char* from, int64_t group_bytes, const ToTokens& to,
+                                int64_t byte) {
+    const __m512i order = EvenThenOdd();
+    const char* pair = from + byte / 32 * group_bytes;
+    for (int64_t token = 0; token < to.count; token += 2, pair += kLineBytes) {
+      __m512i rows[2][kLines];
+      for (int line = 0; line < kLines; ++line) {
+        const __m512i low = LoadLine(pair + 2 * line * group_bytes);
+        const __m512i high = LoadLine(pair + (2 * line + 1) * group_bytes);
+        rows[0][line] = _mm512_permutexvar_epi16(
+            order, _mm512_mask_mov_epi16(low, 0xAAAAAAAA, _mm512_slli_epi32(high, 16)));
+        rows[1][line] = _mm512_permutexvar_epi16(
+            order, _mm512_mask_mov_epi16(high, 0x55555555, _mm512_srli_epi32(low, 16)));
+      }
+      StoreRow<kIsStreaming>(to.row(token) + byte, rows[0]);
+      if (token + 1 < to.count) StoreRow<kIsStreaming>(to.row(token + 1) + byte, rows[1]);
+    }
+  }
+};
+
+// V of `amx`, 16-bit: for each 16 dims the token pairs.
+struct UnpackAmxV16 : UnpackKind<uint16_t, 4> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t group_bytes = 2 * s.block_tokens * kAmxTile;
+    for (int64_t group = 0; group < s.head_dim / kAmxTile; ++group) {
+      Prefetch(At(job.next_from, group * group_bytes + token * 32), 4 * 32);
+    }
+    ForLines<TokenPairs, kIsStreaming, 4>(RowBytes(s), At(job.from, token * 32), group_bytes,
+                                          To(job, s, token));
+  }
+};
+
+// V of `amx`, 32-bit: lines of 16 dims as they are.
+struct UnpackAmxV32 : UnpackKind<uint32_t, 4> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t group_bytes = s.block_tokens * kLineBytes;
+    const ToTokens to = To(job, s, token);
+    for (int64_t row = 0; row < to.count; ++row) {
+      for (int64_t byte = 0; byte < RowBytes(s); byte += kLineBytes) {
+        const int64_t place = byte / kLineBytes * group_bytes + (token + row) * kLineBytes;
+        Prefetch(At(job.next_from, place), kLineBytes);
+        StoreLine<kIsStreaming>(to.row(row) + byte, LoadLine(At(job.from, place)));
+      }
+    }
+  }
+};
+
+// V of `vec`: token rows as they are.
 template <typename T>
-TARGET_AVX512 void PackAmxK(const void* plain, void* packed, const HeadShape& s) {
-  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
-  const ReadRows from{static_cast<const char*>(plain), s.token_stride_bytes};
-  for (int64_t token = 0; token < s.block_tokens; token += kAmxTile) {
-    const WriteRows to{static_cast<char*>(packed) + token * units * 4, 64};
-    Transpose32(from.at(token, 0), to, kAmxTile, units);
+struct UnpackVecV : UnpackKind<T, 4> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t row_bytes = UnpackVecV::RowBytes(s);
+    const ToTokens to = UnpackVecV::To(job, s, token);
+    Prefetch(UnpackVecV::At(job.next_from, token * row_bytes), to.count * row_bytes);
+    const char* from = UnpackVecV::At(job.from, token * row_bytes);
+    for (int64_t row = 0; row < to.count; ++row, from += row_bytes) {
+      CopyRow<kIsStreaming>(from, to.row(row), row_bytes);
+    }
   }
-}
+};
 
-TARGET_AVX512 void UnpackVecK32(const void* packed, void* plain, const HeadShape& s,
-                                int64_t num_tokens) {
-  Transpose32({static_cast<const char*>(packed), 4 * s.block_tokens},
-              {static_cast<char*>(plain), s.token_stride_bytes}, s.head_dim, num_tokens);
-}
-
-TARGET_AVX512 void PackVecK32(const void* plain, void* packed, const HeadShape& s) {
-  Transpose32({static_cast<const char*>(plain), s.token_stride_bytes},
-              {static_cast<char*>(packed), 4 * s.block_tokens}, s.block_tokens, s.head_dim);
-}
-
-// Two rows of at most 16 16-bit values, joined into 32-bit pairs.
-TARGET_AVX512 inline __m512i JoinRows(const char* low, const char* high, __mmask16 tokens) {
-  const __m512i low32 = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(tokens, low));
-  if (high == nullptr) return low32;
-  const __m512i high32 = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(tokens, high));
-  return _mm512_or_si512(low32, _mm512_slli_epi32(high32, 16));
-}
-
-// K of `vec`, 16-bit: 32 dims x 16 tokens a tile, two dims joined in a 32-bit lane.
-TARGET_AVX512 void UnpackVecK16(const void* packed, void* plain, const HeadShape& s,
-                                int64_t num_tokens) {
-  const ReadRows from{static_cast<const char*>(packed), 2 * s.block_tokens};
-  const WriteRows to{static_cast<char*>(plain), s.token_stride_bytes};
-  for (int64_t token = 0; token < num_tokens; token += kLanes) {
-    const int64_t tokens = std::min(kLanes, num_tokens - token);
-    for (int64_t dim = 0; dim < s.head_dim; dim += 2 * kLanes) {
-      const int64_t dims = std::min(2 * kLanes, s.head_dim - dim);
-      const ReadRows from_tile = from.at(dim, 2 * token);
+// K of `vec`, 32-bit: dims x tokens, of which the last tile may lack some.
+struct UnpackVecK32 : UnpackKind<uint32_t, 4> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t stride_bytes = 4 * s.block_tokens;
+    const ToTokens to = To(job, s, token);
+    const char* from = At(job.from, 4 * token);
+    if (token % 16 == 0) PrefetchRows(At(job.next_from, 4 * token), stride_bytes, s.head_dim);
+    const bool is_whole = token + kStepTokens <= s.block_tokens;
+    const int64_t whole_dims = is_whole ? s.head_dim / 16 * 16 : 0;
+    ForLines<TransposedUnits, kIsStreaming, 4>(4 * whole_dims, from, stride_bytes, to);
+    const __mmask16 tokens = Mask16(std::min(kStepTokens, s.block_tokens - token));
+    for (int64_t dim = whole_dims; dim < s.head_dim; dim += 16) {
+      const int64_t dims = std::min<int64_t>(16, s.head_dim - dim);
       __m512i tile[16];
       for (int i = 0; i < 16; ++i) {
-        const char* high = 2 * i + 1 < dims ? from_tile.row(2 * i + 1) : nullptr;
-        tile[i] = 2 * i < dims ? JoinRows(from_tile.row(2 * i), high, Mask16(tokens))
-                               : _mm512_setzero_si512();
+        tile[i] = i < dims ? _mm512_maskz_loadu_epi32(tokens, from + (dim + i) * stride_bytes)
+                           : _mm512_setzero_si512();
       }
       Transpose(tile);
       for (int i = 0; i < 16; ++i) {
-        if (i < tokens)
-          _mm512_mask_storeu_epi16(to.row(token + i) + 2 * dim, Mask32(dims), tile[i]);
+        if (i < to.count) _mm512_mask_storeu_epi32(to.row(i) + 4 * dim, Mask16(dims), tile[i]);
       }
     }
   }
-}
+};
 
-TARGET_AVX512 void PackVecK16(const void* plain, void* packed, const HeadShape& s) {
-  const ReadRows from{static_cast<const char*>(plain), s.token_stride_bytes};
-  const WriteRows to{static_cast<char*>(packed), 2 * s.block_tokens};
-  for (int64_t token = 0; token < s.block_tokens; token += kLanes) {
-    const int64_t tokens = std::min(kLanes, s.block_tokens - token);
-    for (int64_t dim = 0; dim < s.head_dim; dim += 2 * kLanes) {
-      const int64_t dims = std::min(2 * kLanes, s.head_dim - dim);
+// Dims x tokens of 16-bit values.
+struct TransposedHalves {
+  template <bool kIsStreaming, int kLines>
+  TILE_INLINE static void Lines(const char* from, int64_t stride_bytes, const ToTokens& to,
+                                int64_t byte) {
+    __m512i columns[kLines][8];
+    for (int line = 0; line < kLines; ++line) {
+      LoadColumns16(from + (byte / 2 + 32 * line) * stride_bytes, stride_bytes, columns[line]);
+    }
+    StoreRows<kIsStreaming>(to, byte, columns);
+  }
+};
+
+// K of `vec`, 16-bit. In the last tiles two dims are joined in a 32-bit lane.
+struct UnpackVecK16 : UnpackKind<uint16_t, 8> {
+  template <bool kIsStreaming>
+  TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const int64_t stride_bytes = 2 * s.block_tokens;
+    const ToTokens to = To(job, s, token);
+    const char* from = At(job.from, 2 * token);
+    if (token % 32 == 0) PrefetchRows(At(job.next_from, 2 * token), stride_bytes, s.head_dim);
+    const bool is_whole = token + kStepTokens <= s.block_tokens;
+    const int64_t whole_dims = is_whole ? s.head_dim / 32 * 32 : 0;
+    ForLines<TransposedHalves, kIsStreaming, 2>(2 * whole_dims, from, stride_bytes, to);
+    const __mmask16 tokens = Mask16(std::min(kStepTokens, s.block_tokens - token));
+    for (int64_t dim = whole_dims; dim < s.head_dim; dim += 32) {
+      const int64_t dims = std::min<int64_t>(32, s.head_dim - dim);
       __m512i tile[16];
       for (int i = 0; i < 16; ++i) {
-        tile[i] = i < tokens ? _mm512_maskz_loadu_epi16(Mask32(dims), from.row(token + i) + 2 * dim)
-                             : _mm512_setzero_si512();
+        const char* row = from + (dim + 2 * i) * stride_bytes;
+        tile[i] = 2 * i < dims
+                      ? JoinRows(row, 2 * i + 1 < dims ? row + stride_bytes : nullptr, tokens)
+                      : _mm512_setzero_si512();
       }
       Transpose(tile);
-      const WriteRows to_tile = to.at(dim, 2 * token);
       for (int i = 0; i < 16; ++i) {
-        if (2 * i >= dims) break;
-        _mm256_mask_storeu_epi16(to_tile.row(2 * i), Mask16(tokens),
-                                 _mm512_cvtepi32_epi16(tile[i]));
-        if (2 * i + 1 >= dims) break;
-        _mm256_mask_storeu_epi16(to_tile.row(2 * i + 1), Mask16(tokens),
-                                 _mm512_cvtepi32_epi16(_mm512_srli_epi32(tile[i], 16)));
+        if (i < to.count) _mm512_mask_storeu_epi16(to.row(i) + 2 * dim, Mask32(dims), tile[i]);
       }
     }
   }
-}
+};
 
-// V of `amx`, 16-bit: 16 dims of a token pair interleaved in one register.
-TARGET_AVX512 void UnpackAmxV16(const void* packed, void* plain, const HeadShape& s,
-                                int64_t num_tokens) {
-  const WriteRows to{static_cast<char*>(plain), s.token_stride_bytes};
-  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
-  for (int64_t token = 0; token < num_tokens; token += 2) {
-    const char* from = static_cast<const char*>(packed) + token * kAmxTile * 2;
-    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, from += chunk_bytes) {
-      const __m512i pairs = _mm512_loadu_si512(from);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.row(token) + 2 * dim),
-                          _mm512_cvtepi32_epi16(pairs));
-      if (token + 1 == num_tokens) continue;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.row(token + 1) + 2 * dim),
-                          _mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
-    }
-  }
-}
-
-TARGET_AVX512 void PackAmxV16(const void* plain, void* packed, const HeadShape& s) {
-  const ReadRows from{static_cast<const char*>(plain), s.token_stride_bytes};
-  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
-  for (int64_t token = 0; token < s.block_tokens; token += 2) {
-    char* to = static_cast<char*>(packed) + token * kAmxTile * 2;
-    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, to += chunk_bytes) {
-      _mm512_storeu_si512(
-          to, JoinRows(from.row(token) + 2 * dim, from.row(token + 1) + 2 * dim, Mask16(kLanes)));
-    }
+TILE_INLINE void StreamStep(const char* from, char* to) {
+  for (int64_t byte = 0; byte < kStreamStepBytes; byte += kLineBytes) {
+    StoreLine<true>(to + byte, LoadLine(from + byte));
   }
 }
 
 }  // namespace
 
+TARGET_AVX512 void StreamCopies(const CopyJob* jobs, int64_t num_jobs, int64_t num_bytes) {
+  for (int64_t byte = 0; byte < num_bytes; byte += kStreamStepBytes) {
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      StreamStep(reinterpret_cast<const char*>(jobs[i].from) + byte,
+                 reinterpret_cast<char*>(jobs[i].to) + byte);
+    }
+  }
+}
+
 HeadKernels Kernels(PackedLayout layout, int64_t element_bytes) {
   HeadKernels kernels;  // what stays null is served by the scalar kernels
   if (layout == PackedLayout::kAmx && element_bytes == 2) {
-    kernels = {PackAmxK<uint16_t>, PackAmxV16, UnpackAmxK<uint16_t>, UnpackAmxV16};
+    kernels = {nullptr, nullptr, RunJobs<UnpackAmxK<uint16_t>>, RunJobs<UnpackAmxV16>};
   } else if (layout == PackedLayout::kAmx && element_bytes == 4) {
-    kernels.pack_k = PackAmxK<uint32_t>;
-    kernels.unpack_k = UnpackAmxK<uint32_t>;
+    kernels = {nullptr, nullptr, RunJobs<UnpackAmxK<uint32_t>>, RunJobs<UnpackAmxV32>};
   } else if (layout == PackedLayout::kVec && element_bytes == 2) {
-    kernels.pack_k = PackVecK16;
-    kernels.unpack_k = UnpackVecK16;
+    kernels = {nullptr, nullptr, RunJobs<UnpackVecK16>, RunJobs<UnpackVecV<uint16_t>>};
   } else if (layout == PackedLayout::kVec && element_bytes == 4) {
-    kernels.pack_k = PackVecK32;
-    kernels.unpack_k = UnpackVecK32;
+    kernels = {nullptr, nullptr, RunJobs<UnpackVecK32>, RunJobs<UnpackVecV<uint32_t>>};
+  } else {
+    kernels.unpack_v = RunJobs<UnpackVecV<uint8_t>>;
   }
+  AddPackKernels(layout, element_bytes, &kernels);
   return kernels;
 }
 

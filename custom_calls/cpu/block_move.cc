@@ -61,16 +61,26 @@ std::array<CopyDim, 3> PlainDims(const PlainView& view) {
           CopyDim{view.shape.block_tokens, s.token_bytes, s.token_bytes}};
 }
 
-void RunMove(const BlockSpace& space, int64_t layer, const BlockMove& move, std::byte* scratch) {
-  std::byte* base = space.layer_bases[static_cast<size_t>(layer)];
-  if (move.to_block == kScratchBlock) {
-    RunStridedCopy(space.to_scratch, base + move.from_block * space.block_stride_bytes, scratch);
-  } else if (move.from_block == kScratchBlock) {
-    RunStridedCopy(space.from_scratch, scratch, base + move.to_block * space.block_stride_bytes);
-  } else {
-    RunStridedCopy(space.in_pool, base + move.from_block * space.block_stride_bytes,
-                   base + move.to_block * space.block_stride_bytes);
+// Runs the moves of one layer in their order, a few in step: a batch keeps the order at every byte,
+// and a byte of a block meets only the same byte of another.
+void RunMoves(const BlockSpace& space, std::byte* base, const std::vector<BlockMove>& ordered,
+              CopyStreams copy_streams) {
+  const auto block = [&](int32_t number) { return base + number * space.block_stride_bytes; };
+  std::vector<std::byte> scratch;
+  CopyBatch batch(space.in_pool, copy_streams);
+  for (const BlockMove& move : ordered) {
+    if (move.to_block == kScratchBlock) {
+      batch.Flush();
+      scratch.resize(static_cast<size_t>(space.block_bytes));
+      RunStridedCopy(space.to_scratch, block(move.from_block), scratch.data());
+    } else if (move.from_block == kScratchBlock) {
+      batch.Flush();
+      RunStridedCopy(space.from_scratch, scratch.data(), block(move.to_block));
+    } else {
+      batch.Add({block(move.from_block), block(move.to_block)});
+    }
   }
+  batch.Flush();
 }
 
 }  // namespace
@@ -140,12 +150,10 @@ void MoveBlocks(const BlockSpace& space, const Rows& rows, const ParallelFor& pa
     moves_by_layer[static_cast<size_t>(rows.layer_of(row))].push_back(
         {rows.from_block[row], rows.to_block[row]});
   }
+  const CopyStreams copy_streams = CopyStreamsFor(rows.num_rows * space.block_bytes);
   parallel_for(static_cast<int64_t>(num_layers), [&](int64_t layer) {
-    std::vector<std::byte> scratch;
-    for (const BlockMove& move : OrderMoves(moves_by_layer[static_cast<size_t>(layer)])) {
-      if (move.to_block == kScratchBlock) scratch.resize(static_cast<size_t>(space.block_bytes));
-      RunMove(space, layer, move, scratch.data());
-    }
+    const auto place = static_cast<size_t>(layer);
+    RunMoves(space, space.layer_bases[place], OrderMoves(moves_by_layer[place]), copy_streams);
   });
 }
 

@@ -31,7 +31,7 @@ struct VecK {
 };
 
 template <typename T, template <typename> class Order>
-void Pack(const void* plain, void* packed, const HeadShape& s) {
+void Pack(const void* plain, void* packed, const HeadShape& s, int64_t) {
   PackRange<T>(plain, s.token_stride_bytes, packed, {0, s.block_tokens}, {0, s.head_dim},
                Order<T>::Offset(s));
 }
@@ -44,7 +44,7 @@ void Unpack(const void* packed, void* plain, const HeadShape& s, int64_t num_tok
 
 // The V region of `vec` is plain token rows.
 template <typename T>
-void PackVecV(const void* plain, void* packed, const HeadShape& s) {
+void PackVecV(const void* plain, void* packed, const HeadShape& s, int64_t) {
   const size_t row_bytes = static_cast<size_t>(s.head_dim) * sizeof(T);
   for (int64_t t = 0; t < s.block_tokens; ++t) {
     std::memcpy(static_cast<char*>(packed) + t * static_cast<int64_t>(row_bytes),
@@ -66,7 +66,7 @@ void UnpackVecV(const void* packed, void* plain, const HeadShape& s, int64_t num
 }
 
 // The V region of 32-bit `amx` is plain runs of 16 dims.
-void PackAmxV32(const void* plain, void* packed, const HeadShape& s) {
+void PackAmxV32(const void* plain, void* packed, const HeadShape& s, int64_t) {
   for (int64_t t = 0; t < s.block_tokens; ++t) {
     const char* row = static_cast<const char*>(plain) + t * s.token_stride_bytes;
     for (int64_t d = 0; d < s.head_dim; d += kAmxTile) {
@@ -89,15 +89,17 @@ void UnpackAmxV32(const void* packed, void* plain, const HeadShape& s, int64_t n
 
 HeadKernels AmxKernels(int64_t element_bytes) {
   if (element_bytes == 2) {
-    return {Pack<uint16_t, AmxK>, Pack<uint16_t, AmxV>, Unpack<uint16_t, AmxK>,
-            Unpack<uint16_t, AmxV>};
+    return {ForJobs<Pack<uint16_t, AmxK>>, ForJobs<Pack<uint16_t, AmxV>>,
+            ForJobs<Unpack<uint16_t, AmxK>>, ForJobs<Unpack<uint16_t, AmxV>>};
   }
-  return {Pack<uint32_t, AmxK>, PackAmxV32, Unpack<uint32_t, AmxK>, UnpackAmxV32};
+  return {ForJobs<Pack<uint32_t, AmxK>>, ForJobs<PackAmxV32>, ForJobs<Unpack<uint32_t, AmxK>>,
+          ForJobs<UnpackAmxV32>};
 }
 
 template <typename T>
 HeadKernels VecKernels() {
-  return {Pack<T, VecK>, PackVecV<T>, Unpack<T, VecK>, UnpackVecV<T>};
+  return {ForJobs<Pack<T, VecK>>, ForJobs<PackVecV<T>>, ForJobs<Unpack<T, VecK>>,
+          ForJobs<UnpackVecV<T>>};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "blockcompact/head_kernels.h"
 #include "blockcompact/layout.h"
 
 namespace blockcompact::scalar {
@@ -45,6 +46,16 @@ void UnpackRange(const void* packed, void* plain, int64_t token_stride_bytes, Ra
     for (int64_t d = dims.begin; d < dims.end; ++d) {
       Store<T>(row, d, Load<T>(packed, offset(t, d)));
     }
+  }
+}
+
+// A kernel of jobs out of a function for one head.
+using OneHead = void (*)(const void* from, void* to, const HeadShape& shape, int64_t num_tokens);
+
+template <OneHead kOneHead>
+void ForJobs(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape) {
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    kOneHead(jobs[i].from, jobs[i].to, shape, jobs[i].num_tokens);
   }
 }
 

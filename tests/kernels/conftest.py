@@ -16,6 +16,14 @@ def impl(request):
     load_native().force_impl("")
 
 
+@pytest.fixture(params=[0, -1], ids=["streamed", "cached"])
+def stores(request):
+    """Small calls written past the caches as large ones are, or as small ones are."""
+    load_native().force_streaming_from(request.param)
+    yield request.param
+    load_native().force_streaming_from(-1)
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20)

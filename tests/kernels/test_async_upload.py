@@ -141,7 +141,16 @@ def test_OWN_1_attention_over_an_open_block_is_refused(rng, held):
             )
             return kernels.host_pool_attend(queries, [segment], scale=1.0).status
 
+        def score(*table):
+            segment = AttendSegment(plain, event.ord_plain, 0, column(*table), 32 * 2)
+            scored = kernels.host_pool_score_blocks(
+                queries, segment, block_reduction=kernels.BlockReduction.MAX
+            )
+            return scored.status
+
         assert attend(0, 1, 2).tolist() == [KernelCode.OPEN_TRANSFER, 1]
+        assert score(0, 1, 2).tolist() == [KernelCode.OPEN_TRANSFER, 1]
+        raise_for_status(score(0, 2, 1))
         raise_for_status(attend(0, 2, 1))  # the third entry holds no key of the sequence
         held()
         event.wait()

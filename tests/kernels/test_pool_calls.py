@@ -14,6 +14,7 @@ from blockcompact_jax.kernels import (
     RegisteredPool,
     raise_for_status,
 )
+from blockcompact_jax.kernels.native import load_native
 
 from .helpers import assert_same_bytes, column, random_blocks
 from .pool_memory import CALLS, PLACES, call, plain_memory, register_packed, register_plain
@@ -27,7 +28,9 @@ def pack_all(blocks, layout):
 SHAPES = [  # layout, heads, tokens, dims, dtype
     (Layout.AMX, 2, 32, 32, np.uint16),
     (Layout.AMX, 1, 32, 32, np.uint32),
+    (Layout.AMX, 1, 32, 160, np.uint16),
     (Layout.VEC, 2, 16, 40, np.uint16),
+    (Layout.VEC, 1, 32, 96, np.uint16),
     (Layout.VEC, 1, 5, 7, np.uint8),
     (Layout.VEC, 3, 20, 24, np.uint32),
 ]
@@ -35,7 +38,7 @@ SHAPES = [  # layout, heads, tokens, dims, dtype
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, rng):
+def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, stores, rng):
     """UPL-5, UPL-6: any strides, every layout; the whole store is compared."""
     rows = [(0, 3, 4), (1, 0, 2), (0, -1, -1), (1, 2, 0)]
     layer, plain_block, source_block = (column(*values) for values in zip(*rows, strict=True))
@@ -66,7 +69,7 @@ def test_UPL_6_pool_pack_moves_exact_bytes(kind, place, impl, rng):
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, rng):
+def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, stores, rng):
     """UPL-5, UPL-6: the whole plain memory is compared, gaps and unwritten tokens included."""
     for layout, heads, tokens, dims, dtype in SHAPES:
         rows = [(1, 4, 0, tokens), (0, 0, 3, 1), (9, -1, -1, 9), (0, 2, 1, tokens - 1)]
@@ -98,8 +101,9 @@ def test_UPL_6_pool_upload_moves_exact_bytes(kind, place, impl, rng):
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("place", PLACES)
-def test_pool_gather_in_both_orders(kind, place, rng):
-    blocks = random_blocks(rng, (2, 4, 2, 3, 8, 16), np.uint16)
+def test_UPL_6_pool_gather_in_both_orders(kind, place, impl, stores, rng):
+    """UPL-6: blocks and padding rows, exactly."""
+    blocks = random_blocks(rng, (2, 4, 2, 3, 8, 72), np.uint16)
     memory, view = plain_memory(blocks, place)
     with register_plain(memory, view) as pool:
         ord_now = pool.current_ord()
@@ -117,6 +121,26 @@ def test_pool_gather_in_both_orders(kind, place, rng):
         assert np.asarray(result.ord).tolist() == ord_now.tolist()
 
 
+def test_a_gather_into_given_memory_writes_it_and_nothing_else(rng):
+    blocks = random_blocks(rng, (1, 4, 2, 1, 8, 16), np.uint16)
+    memory, view = plain_memory(blocks, "hnd")
+    out = np.full((4, 2, 1, 8, 16), 7, np.uint16)
+    with register_plain(memory, view) as pool:
+        options = {"pool": pool, "dtype": np.uint16}
+        ord_now, rows = pool.current_ord(), column(3, 0)
+        result = kernels.host_pool_gather(ord_now, 0, rows, out=out[1:3], **options)
+        raise_for_status(result.status)
+        assert result.blocks.ctypes.data == out[1:].ctypes.data
+        assert_same_bytes(out[1:3], blocks[0, rows])
+        assert (out[[0, 3]] == 7).all()
+        for wrong in (out, out[1:3].astype(np.int16), out[::2], out[1:3, ..., ::-1]):
+            with pytest.raises(ValueError, match="`out` is"):
+                kernels.host_pool_gather(ord_now, 0, rows, out=wrong, **options)
+        stale = kernels.host_pool_gather(ord_now + 1, 0, rows, out=out[1:3], **options)
+        assert int(stale.status[0]) == kernels.KernelCode.STALE_ORD
+        assert_same_bytes(out[1:3], blocks[0, rows])
+
+
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 5)),
@@ -125,17 +149,20 @@ def test_pool_gather_in_both_orders(kind, place, rng):
     ),
     kind=st.sampled_from(CALLS),
     place=st.sampled_from(PLACES),
+    is_streamed=st.booleans(),
 )
-def test_RET_7_pool_block_move_is_simultaneous(rows, kind, place):
-    """RET-7: chains and cycles in pools of any strides."""
+def test_RET_7_pool_block_move_is_simultaneous(rows, kind, place, is_streamed):
+    """RET-7: chains and cycles in pools of any strides, in turns or one after the other."""
+    load_native().force_streaming_from(0 if is_streamed else -1)
     padded = rows + [(0, -1, -1)] * (8 - len(rows))
-    blocks = np.random.default_rng(1).integers(0, 2**16, (2, 6, 2, 2, 3, 5), dtype=np.uint16)
+    blocks = np.random.default_rng(1).integers(0, 2**16, (2, 6, 2, 2, 4, 64), dtype=np.uint16)
     memory, view = plain_memory(blocks, place)
     layer, from_block, to_block = (column(*v) for v in zip(*padded, strict=True))
     with register_plain(memory, view) as pool:
         result = call(kind, "pool_block_move")(
             pool.current_ord(), layer, from_block, to_block, pool=pool
         )
+        load_native().force_streaming_from(-1)
         raise_for_status(result.status)
         assert_same_bytes(np.ascontiguousarray(view), move(blocks, rows))
 
@@ -149,6 +176,38 @@ def test_block_move_within_a_packed_pool(rng):
         )
         raise_for_status(result.status)
     assert_same_bytes(store, expected)
+
+
+@pytest.mark.parametrize("layout", [Layout.AMX, Layout.VEC])
+def test_UPL_3_both_source_kinds_upload_the_same_bytes(layout, stores, rng):
+    """UPL-3: `cpu_copy` gathers blocks into [K, N) first, `source_only` reads them there."""
+    num_source, source = 4, column(2, 0, 3)
+    gathered, physical = column(4, 5, 6), column(1, 3, 0)
+    store = random_blocks(rng, (2, 7, 2, 64, 32), np.uint16)
+    copied = store.copy()
+    pools = [plain_memory(np.zeros((2, 4, 2, 2, 32, 32), np.uint16), "hnd") for _ in range(2)]
+    with (
+        register_packed(store, layout) as direct,
+        register_packed(copied, layout) as packed,
+        register_plain(*pools[0]) as one,
+        register_plain(*pools[1]) as other,
+    ):
+        moved = kernels.host_pool_block_move(packed.current_ord(), 1, source, gathered, pool=packed)
+        raise_for_status(moved.status)
+        assert_same_bytes(copied[:, :num_source], store[:, :num_source])
+        for read, blocks, plain in ((direct, source, one), (packed, gathered, other)):
+            result = kernels.host_pool_upload(
+                read.current_ord(),
+                plain.current_ord(),
+                1,
+                blocks,
+                physical,
+                packed_pool=read,
+                plain_pool=plain,
+            )
+            raise_for_status(result.status)
+    assert_same_bytes(pools[0][0], pools[1][0])
+    assert pools[0][0][1, physical].any(axis=(1, 2, 3, 4)).all()
 
 
 def test_layers_in_their_own_allocations_serve_one_call(rng):

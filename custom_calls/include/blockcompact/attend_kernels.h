@@ -71,6 +71,16 @@ struct MergeJob {
   float* shares;  // [num_chunks]: factor of a chunk's weights in the whole softmax
 };
 
+// Bounds of the first tokens of a K tile, as integers in the order of the floats they stand for:
+// float32 bits x as x ^ ((x >> 31) & 0x7FFFFFFF), bf16 as the float32 it widens to.
+struct BoundsJob {
+  const std::byte* k_tile;
+  int64_t num_tokens;  // 1 ... kTileTokens
+  int64_t dims_padded;
+  int32_t* minimum;  // [dims_padded], in and out
+  int32_t* maximum;  // [dims_padded], in and out
+};
+
 struct AttendKernels {
   // rows[t] null: zeros. The last `head_dim` elements of a row are contiguous.
   void (*pack_k)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
@@ -82,7 +92,9 @@ struct AttendKernels {
   SoftmaxResult (*softmax)(const SoftmaxJob& job);
   float (*sum)(const float* weights, int64_t num_weights);
   void (*value)(const ValueJob& job);
-  float (*merge)(const MergeJob& job);  // returns log(sum(exp))
+  float (*merge)(const MergeJob& job);                        // returns log(sum(exp))
+  float (*maximum)(const float* scores, int64_t num_scores);  // NaN where one is NaN
+  void (*bounds)(const BoundsJob& job);
   // Around score and value jobs of at most num_rows rows on one thread; null: nothing to do. Their
   // queries, scores and weights are readable, scores writable, for kSpareRows rows more.
   void (*enter)(int64_t num_rows) = nullptr;
@@ -106,6 +118,9 @@ std::vector<NamedAttendKernels> AvailableAttendKernels(AttendType type, int64_t 
 inline constexpr int64_t PaddedDims(int64_t head_dim) {
   return (head_dim + kDimsOfWord - 1) / kDimsOfWord * kDimsOfWord;
 }
+
+// Those that calls use: the forced ones, else the selected ones.
+AttendKernels ChosenAttendKernels(AttendType type, int64_t dims_padded);
 
 // Makes every call use these kernels, for tests; null returns to the choice above.
 void ForceAttendKernels(const AttendKernels* kernels);

@@ -1,4 +1,4 @@
-// Packing and unpacking of one KV head of one block, and the implementations of it.
+// Packing and unpacking of single KV heads of single blocks, and the implementations of it.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,30 @@ struct HeadShape {
   int64_t block_tokens;
   int64_t head_dim;
   int64_t token_stride_bytes;
+  // The destination is larger than the caches: write past them where it is aligned. Whoever asks
+  // for this calls FenceStores before others may read.
+  bool is_streaming = false;
 };
 
-// Packs all block_tokens tokens.
-using PackHead = void (*)(const void* plain, void* packed, const HeadShape& shape);
-// Writes the first `num_tokens` token rows and nothing else.
-using UnpackHead = void (*)(const void* packed, void* plain, const HeadShape& shape,
-                            int64_t num_tokens);
+// K or V of one head of one block.
+struct HeadJob {
+  const void* from;
+  void* to;
+  int64_t num_tokens;     // unpacking writes these first token rows and nothing else
+  const void* next_from;  // read soon after this one; null: nothing
+};
+
+// Jobs that a kernel works on in turns: memory serves several streams better than one.
+inline constexpr int64_t kMaxHeadJobs = 4;
+
+// At most kMaxHeadJobs jobs. Packing always packs all block_tokens tokens.
+using HeadKernel = void (*)(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape);
 
 struct HeadKernels {
-  PackHead pack_k = nullptr;
-  PackHead pack_v = nullptr;
-  UnpackHead unpack_k = nullptr;
-  UnpackHead unpack_v = nullptr;
+  HeadKernel pack_k = nullptr;
+  HeadKernel pack_v = nullptr;
+  HeadKernel unpack_k = nullptr;
+  HeadKernel unpack_v = nullptr;
 };
 
 // In ascending order of preference.

@@ -1,0 +1,340 @@
+#include "blockcompact/block_scores.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <shared_mutex>
+
+#include "attend_tiles.h"
+#include "blockcompact/attend_kernels.h"
+#include "blockcompact/open_transfers.h"
+#include "blockcompact/pool.h"
+#include "scratch.h"
+
+namespace blockcompact {
+namespace {
+
+constexpr float kNoKey = -std::numeric_limits<float>::infinity();
+constexpr int64_t kBatchRows = 32;  // rows of a KV head that meet a tile while it is at hand
+
+const BlockShape& ShapeOf(const KeyBlocks& keys) {
+  return keys.plain != nullptr ? keys.plain->shape : keys.packed->shape;
+}
+
+// Keys that are scored before they are reduced: as few as leave the place of a block in the table
+// without a say in where its sums are cut.
+int64_t PartTokens(int64_t block_tokens) {
+  const bool is_by_group = block_tokens % kGroupTokens == 0 || kGroupTokens % block_tokens == 0;
+  return is_by_group ? kGroupTokens : kChunkTokens;
+}
+
+int64_t NumUsedEntries(const KeyBlocks& keys) {
+  const int64_t block_tokens = ShapeOf(keys).block_tokens;
+  return (keys.num_keys + block_tokens - 1) / block_tokens;
+}
+
+Status CheckKeys(const KeyBlocks& keys, AttendType type) {
+  const BlockShape& shape = ShapeOf(keys);
+  if (shape.element_bytes != static_cast<int64_t>(type)) return {StatusCode::kShapeMismatch, -1};
+  const int64_t num_layers = keys.plain ? keys.plain->num_layers() : keys.packed->num_layers();
+  const int64_t num_blocks = keys.plain ? keys.plain->num_blocks : keys.packed->num_blocks;
+  if (keys.layer < 0 || keys.layer >= num_layers) return {StatusCode::kLayerOutOfRange, -1};
+  if (keys.num_keys < 0 || keys.num_keys > keys.num_entries * shape.block_tokens) {
+    return {StatusCode::kNumKeysOutOfRange, -1};
+  }
+  for (int64_t entry = 0; entry < NumUsedEntries(keys); ++entry) {
+    const int64_t block = keys.block_table[entry];
+    if (block < 0 || block >= num_blocks) return {StatusCode::kFromBlockOutOfRange, entry};
+  }
+  return {};
+}
+
+KeySequence SequenceOf(const KeyBlocks& keys) {
+  KeySequence sequence;
+  sequence.num_segments = 1;
+  sequence.num_keys = keys.num_keys;
+  sequence.segments[0] = {keys.plain, keys.packed,   keys.layer, keys.block_table,
+                          0,          keys.num_keys, 0};
+  return sequence;
+}
+
+// Up to kBatchRows rows of one KV head against the entries of one task.
+class ScoreTask {
+ public:
+  ScoreTask(const KeyBlocks& keys, const ScoreCall& call, const AttendKernels& kernels,
+            int64_t kv_head, Scratch* scratch)
+      : keys_(keys),
+        call_(call),
+        kernels_(kernels),
+        sequence_(SequenceOf(keys)),
+        block_tokens_(ShapeOf(keys).block_tokens),
+        part_tokens_(PartTokens(block_tokens_)),
+        heads_per_kv_(call.num_query_heads / ShapeOf(keys).num_heads),
+        dims_padded_(PaddedDims(call.head_dim)),
+        tile_bytes_(kTileTokens * dims_padded_ * static_cast<int64_t>(call.type)),
+        kv_head_(kv_head) {
+    const int64_t row_bytes = tile_bytes_ / kTileTokens;
+    const int64_t num_rows = kBatchRows + kSpareRows;
+    scratch->Reset(num_rows * (row_bytes + kChunkTokens * 4) + (kGroupTiles + 1) * tile_bytes_, 4);
+    queries_ = scratch->Take<std::byte>(num_rows * row_bytes);
+    scores_ = scratch->Take<float>(num_rows * kChunkTokens);
+    tiles_ = scratch->Take<std::byte>(kGroupTiles * tile_bytes_);
+    rows_ = scratch->Take<std::byte>(tile_bytes_);
+  }
+
+  // Rows [first_row, first_row + num_rows) of the KV head: (query, head of its group).
+  void Run(int64_t first_row, int64_t num_rows, int64_t first_entry, int64_t last_entry) {
+    first_row_ = first_row;
+    num_rows_ = num_rows;
+    LoadQueries();
+    if (kernels_.enter != nullptr) kernels_.enter(num_rows);
+    const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
+    for (int64_t key = first_entry * block_tokens_; key < end; key += part_tokens_) {
+      ScorePart(key, std::min(end, key + part_tokens_));
+    }
+    if (kernels_.leave != nullptr) kernels_.leave();
+  }
+
+ private:
+  int64_t HeadOf(int64_t row) const {
+    return kv_head_ * heads_per_kv_ + (first_row_ + row) % heads_per_kv_;
+  }
+  int64_t QueryOf(int64_t row) const { return (first_row_ + row) / heads_per_kv_; }
+  float* ScoresOf(int64_t row, int64_t num_columns) const {
+    return call_.scores + (HeadOf(row) * call_.num_queries + QueryOf(row)) * num_columns;
+  }
+
+  void LoadQueries() {
+    const int64_t row_bytes = tile_bytes_ / kTileTokens;
+    const auto used_bytes = static_cast<size_t>(call_.head_dim * static_cast<int64_t>(call_.type));
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      std::byte* to = queries_ + row * row_bytes;
+      std::memset(to, 0, static_cast<size_t>(row_bytes));
+      std::memcpy(to, call_.queries.row(HeadOf(row), QueryOf(row)), used_bytes);
+    }
+  }
+
+  void ScorePart(int64_t first_key, int64_t end) {
+    const TileReader reader(sequence_, kernels_, kv_head_, rows_);
+    for (int64_t key = first_key; key < end; key += kGroupTokens) {
+      ScoreJob job;
+      job.queries = queries_;
+      job.num_rows = num_rows_;
+      job.dims_padded = dims_padded_;
+      job.scores = scores_ + key - first_key;
+      for (int64_t i = 0; i < kGroupTiles; ++i) {
+        const int64_t tile_key = key + i * kTileTokens;
+        // Past the end the last tile is scored again and not looked at.
+        job.k_tiles[i] =
+            tile_key < end ? reader.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
+        const std::byte* next = reader.KInPlace(tile_key + kGroupTokens);
+        reader.PrefetchRows(tile_key + kGroupTokens, 0);
+        job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
+      }
+      kernels_.score(job);
+    }
+    for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
+  }
+
+  void ReducePart(int64_t row, int64_t first_key, int64_t end) {
+    float* scores = scores_ + row * kChunkTokens;
+    if (call_.scale != 1.0F) {
+      for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
+    }
+    if (call_.reduction == BlockReduction::kTokens) {
+      float* out = ScoresOf(row, keys_.num_entries * block_tokens_) + first_key;
+      std::memcpy(out, scores, static_cast<size_t>(end - first_key) * sizeof(float));
+      return;
+    }
+    float* out = ScoresOf(row, keys_.num_entries);
+    for (int64_t key = first_key; key < end;) {
+      const int64_t entry = key / block_tokens_;
+      const int64_t block_end = (entry + 1) * block_tokens_;
+      const int64_t part_end = std::min(end, block_end);
+      AddPart(out + entry, scores + key - first_key, part_end - key, key == entry * block_tokens_);
+      if (call_.reduction == BlockReduction::kMean &&
+          part_end == std::min(block_end, keys_.num_keys)) {
+        out[entry] *= 1.0F / static_cast<float>(part_end - entry * block_tokens_);
+      }
+      key = part_end;
+    }
+  }
+
+  // A block longer than a part comes in several.
+  void AddPart(float* score, const float* scores, int64_t count, bool is_first) const {
+    if (call_.reduction == BlockReduction::kMax) {
+      const float maximum = kernels_.maximum(scores, count);
+      const bool is_new = is_first || std::isnan(maximum) || maximum > *score;
+      if (is_new) *score = maximum;  // a NaN stays: nothing is larger
+    } else {
+      const float sum = kernels_.sum(scores, count);
+      *score = is_first ? sum : *score + sum;
+    }
+  }
+
+  const KeyBlocks& keys_;
+  const ScoreCall& call_;
+  const AttendKernels& kernels_;
+  const KeySequence sequence_;
+  const int64_t block_tokens_;
+  const int64_t part_tokens_;
+  const int64_t heads_per_kv_;
+  const int64_t dims_padded_;
+  const int64_t tile_bytes_;
+  const int64_t kv_head_;
+  int64_t first_row_ = 0;
+  int64_t num_rows_ = 0;
+  std::byte* queries_;  // [row][dims_padded]
+  float* scores_;       // [row][kChunkTokens]
+  std::byte* tiles_;
+  std::byte* rows_;
+};
+
+// Order-preserving integers of float bits; NaN are the outermost.
+int32_t OrderOf(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
+
+// Bits of the bounds, of bf16 in the upper half.
+struct Bounds {
+  uint32_t minimum;
+  uint32_t maximum;
+};
+
+Bounds BoundsOf(int32_t minimum, int32_t maximum) {
+  constexpr int32_t kInfinity = 0x7F800000;
+  constexpr uint32_t kNan = 0x7FC00000;
+  const bool has_nan = maximum > kInfinity || minimum < OrderOf(~0x7FFFFFFF | kInfinity);
+  if (has_nan) return {kNan, kNan};
+  return {static_cast<uint32_t>(OrderOf(minimum)), static_cast<uint32_t>(OrderOf(maximum))};
+}
+
+void WriteKey(AttendType type, uint32_t bits, std::byte* to) {
+  if (type == AttendType::kF32) {
+    std::memcpy(to, &bits, sizeof(bits));
+  } else {
+    const auto half = static_cast<uint16_t>(bits >> 16);
+    std::memcpy(to, &half, sizeof(half));
+  }
+}
+
+void SummarizeEntry(const KeyBlocks& keys, const SummaryCall& call, const AttendKernels& kernels,
+                    int64_t kv_head, int64_t entry) {
+  const BlockShape& shape = ShapeOf(keys);
+  const int64_t dims_padded = PaddedDims(shape.head_dim);
+  const int64_t tile_bytes = kTileTokens * dims_padded * shape.element_bytes;
+  thread_local Scratch scratch;
+  scratch.Reset(2 * tile_bytes + 8 * dims_padded, 4);
+  auto* tile = scratch.Take<std::byte>(tile_bytes);
+  const KeySequence sequence = SequenceOf(keys);
+  const TileReader reader(sequence, kernels, kv_head, scratch.Take<std::byte>(tile_bytes));
+  auto* minimum = scratch.Take<int32_t>(dims_padded);
+  auto* maximum = scratch.Take<int32_t>(dims_padded);
+  std::fill_n(minimum, dims_padded, std::numeric_limits<int32_t>::max());
+  std::fill_n(maximum, dims_padded, std::numeric_limits<int32_t>::min());
+  const int64_t end = std::min(keys.num_keys, (entry + 1) * shape.block_tokens);
+  for (int64_t key = entry * shape.block_tokens; key < end; key += kTileTokens) {
+    kernels.bounds(
+        {reader.K(key, tile), std::min(kTileTokens, end - key), dims_padded, minimum, maximum});
+  }
+  const int64_t first = (kv_head * keys.num_entries + entry) * shape.head_dim;
+  for (int64_t d = 0; d < shape.head_dim; ++d) {
+    const Bounds bounds = BoundsOf(minimum[d], maximum[d]);
+    WriteKey(call.type, bounds.minimum, call.min_keys + (first + d) * shape.element_bytes);
+    WriteKey(call.type, bounds.maximum, call.max_keys + (first + d) * shape.element_bytes);
+  }
+}
+
+int64_t EntriesOfTask(const BlockShape& shape) {
+  return std::max<int64_t>(1, kChunkTokens / shape.block_tokens);
+}
+
+// Looks the pool up, locks it for reading, and runs the call on its view where no transfer writes
+// the blocks that it would read.
+template <typename Call>
+Status OnPool(const PoolRef& ref, KeyBlocks keys, AttendType type, const Call& call) {
+  const std::shared_ptr<Pool> pool = FindPool(ref.pool_id);
+  if (pool == nullptr) return {StatusCode::kUnknownPool, -1};
+  keys.plain = pool->plain();
+  keys.packed = pool->packed();
+  const std::shared_lock<std::shared_mutex> lock(pool->mutex);
+  if (pool->generation != ref.ord) return {StatusCode::kStaleOrd, -1};
+  Status status = CheckKeys(keys, type);
+  if (status.ok()) {
+    status = CheckNotOpen(*pool, Access::kRead,
+                          {NumUsedEntries(keys), keys.block_table, /*layer=*/nullptr, keys.layer});
+  }
+  return status.ok() ? call(keys) : status;
+}
+
+}  // namespace
+
+Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelFor& parallel_for) {
+  const BlockShape& shape = ShapeOf(keys);
+  if (shape.head_dim != call.head_dim || call.num_query_heads <= 0 ||
+      call.num_query_heads % shape.num_heads != 0) {
+    return {StatusCode::kShapeMismatch, -1};
+  }
+  const Status status = CheckKeys(keys, call.type);
+  if (!status.ok()) return status;
+  const bool is_by_token = call.reduction == BlockReduction::kTokens;
+  const int64_t num_columns = keys.num_entries * (is_by_token ? shape.block_tokens : 1);
+  const int64_t num_used = is_by_token ? keys.num_keys : NumUsedEntries(keys);
+  for (int64_t row = 0; row < call.num_query_heads * call.num_queries; ++row) {
+    std::fill(call.scores + row * num_columns + num_used, call.scores + (row + 1) * num_columns,
+              kNoKey);
+  }
+  const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(call.head_dim));
+  const int64_t entries_per_task = EntriesOfTask(shape);
+  const int64_t num_ranges = (NumUsedEntries(keys) + entries_per_task - 1) / entries_per_task;
+  const int64_t num_rows = call.num_query_heads / shape.num_heads * call.num_queries;
+  parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
+    thread_local Scratch scratch;
+    ScoreTask score(keys, call, kernels, task % shape.num_heads, &scratch);
+    const int64_t first_entry = task / shape.num_heads * entries_per_task;
+    const int64_t last_entry = std::min(NumUsedEntries(keys), first_entry + entries_per_task);
+    for (int64_t row = 0; row < num_rows; row += kBatchRows) {
+      score.Run(row, std::min(kBatchRows, num_rows - row), first_entry, last_entry);
+    }
+  });
+  return {};
+}
+
+Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
+                       const ParallelFor& parallel_for) {
+  const Status status = CheckKeys(keys, call.type);
+  if (!status.ok()) return status;
+  const BlockShape& shape = ShapeOf(keys);
+  const int64_t entry_bytes = shape.token_bytes();
+  const int64_t num_used = NumUsedEntries(keys);
+  const auto num_unused_bytes = static_cast<size_t>((keys.num_entries - num_used) * entry_bytes);
+  for (int64_t head = 0; head < shape.num_heads; ++head) {
+    const int64_t unused = (head * keys.num_entries + num_used) * entry_bytes;
+    std::memset(call.min_keys + unused, 0, num_unused_bytes);
+    std::memset(call.max_keys + unused, 0, num_unused_bytes);
+  }
+  const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(shape.head_dim));
+  const int64_t entries_per_task = EntriesOfTask(shape);
+  const int64_t num_ranges = (num_used + entries_per_task - 1) / entries_per_task;
+  parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
+    const int64_t first_entry = task / shape.num_heads * entries_per_task;
+    const int64_t last_entry = std::min(num_used, first_entry + entries_per_task);
+    for (int64_t entry = first_entry; entry < last_entry; ++entry) {
+      SummarizeEntry(keys, call, kernels, task % shape.num_heads, entry);
+    }
+  });
+  return {};
+}
+
+Status PoolScoreBlocks(const PoolRef& pool, KeyBlocks keys, const ScoreCall& call,
+                       const ParallelFor& parallel_for) {
+  return OnPool(pool, keys, call.type,
+                [&](const KeyBlocks& found) { return ScoreBlocks(found, call, parallel_for); });
+}
+
+Status PoolSummarizeBlocks(const PoolRef& pool, KeyBlocks keys, const SummaryCall& call,
+                           const ParallelFor& parallel_for) {
+  return OnPool(pool, keys, call.type,
+                [&](const KeyBlocks& found) { return SummarizeBlocks(found, call, parallel_for); });
+}
+
+}  // namespace blockcompact

@@ -1,0 +1,96 @@
+#include "block_scores_host.h"
+
+#include <pybind11/numpy.h>
+
+#include <stdexcept>
+
+#include "blockcompact/block_scores.h"
+#include "host_threads.h"
+
+namespace blockcompact_ffi {
+namespace {
+
+namespace py = pybind11;
+
+using blockcompact::AttendType;
+using TableArray = py::array_t<int32_t, py::array::c_style>;
+using ScoreArray = py::array_t<float, py::array::c_style>;
+
+AttendType TypeOf(py::ssize_t element_bytes) {
+  if (element_bytes != 2 && element_bytes != 4) {
+    throw std::invalid_argument("elements must have 2 bytes (bfloat16) or 4 (float32)");
+  }
+  return element_bytes == 2 ? AttendType::kBf16 : AttendType::kF32;
+}
+
+// (layer, block table, num_keys)
+blockcompact::KeyBlocks KeysOf(int64_t layer, const TableArray& table, int64_t num_keys) {
+  blockcompact::KeyBlocks keys;
+  keys.layer = layer;
+  keys.block_table = table.data();
+  keys.num_entries = table.size();
+  keys.num_keys = num_keys;
+  return keys;
+}
+
+py::tuple StatusTuple(const blockcompact::Status& status) {
+  return py::make_tuple(static_cast<int32_t>(status.code), status.row);
+}
+
+bool IsDense(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
+
+py::tuple PoolScoreBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
+                          int64_t num_keys, const py::array& queries, float scale,
+                          int64_t reduction, ScoreArray scores) {
+  if (queries.ndim() != 3 || scores.ndim() != 3 || !IsDense(queries)) {
+    throw std::invalid_argument("`queries` must be dense [heads, queries, dim]");
+  }
+  blockcompact::ScoreCall call;
+  call.type = TypeOf(queries.itemsize());
+  call.num_query_heads = queries.shape(0);
+  call.num_queries = queries.shape(1);
+  call.head_dim = queries.shape(2);
+  call.scale = scale;
+  call.queries = {static_cast<const std::byte*>(queries.data()), queries.strides(0),
+                  queries.strides(1)};
+  call.reduction = static_cast<blockcompact::BlockReduction>(reduction);
+  call.scores = scores.mutable_data();
+  blockcompact::Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = blockcompact::PoolScoreBlocks({pool, ord}, KeysOf(layer, table, num_keys), call,
+                                           HostParallelFor);
+  }
+  return StatusTuple(status);
+}
+
+py::tuple PoolSummarizeBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
+                              int64_t num_keys, py::array min_keys, py::array max_keys) {
+  if (!IsDense(min_keys) || !IsDense(max_keys) || min_keys.nbytes() != max_keys.nbytes()) {
+    throw std::invalid_argument("`min_keys` and `max_keys` must be dense and equally large");
+  }
+  const blockcompact::SummaryCall call{TypeOf(min_keys.itemsize()),
+                                       static_cast<std::byte*>(min_keys.mutable_data()),
+                                       static_cast<std::byte*>(max_keys.mutable_data())};
+  blockcompact::Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = blockcompact::PoolSummarizeBlocks({pool, ord}, KeysOf(layer, table, num_keys), call,
+                                               HostParallelFor);
+  }
+  return StatusTuple(status);
+}
+
+}  // namespace
+
+void DefineBlockScores(py::module_& module) {
+  module.def("pool_score_blocks", &PoolScoreBlocks, py::arg("pool"), py::arg("ord"),
+             py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
+             py::arg("queries").noconvert(), py::arg("scale"), py::arg("reduction"),
+             py::arg("scores").noconvert());
+  module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
+             py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
+             py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert());
+}
+
+}  // namespace blockcompact_ffi

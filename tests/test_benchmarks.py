@@ -1,0 +1,38 @@
+"""Benchmark scripts run end to end on tiny sizes; nothing here looks at a time."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+
+
+def test_kernels_benchmark_checks_every_answer_and_stores_every_sample(tmp_path):
+    pytest.importorskip("torch")
+    results = tmp_path / "kernels.json"
+    command = [sys.executable, str(SCRIPTS / "kernels.py"), "--quick", "--json", str(results)]
+    subprocess.run([*command, "--only", "B=32"], check=True, capture_output=True, cwd=tmp_path)
+    document = json.loads(results.read_text())
+    assert set(document["versions"]) >= {"jax", "numpy", "torch"}
+    assert document["machine"]["simd"]
+    jobs = {row["workload"].split(":")[0] for row in document["results"]}
+    assert jobs >= {"upload", "pack", "gather", "block_move"}
+    for row in document["results"]:
+        assert row["samples_us"]
+        assert row["bytes"] > 0
+        assert row["median_us"] > 0
+
+
+def test_kernels_benchmark_refuses_to_time_a_wrong_answer(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("kernels_benchmark", SCRIPTS / "kernels.py")
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    calls = {kernels.OURS: lambda _: [1, 2], "torch": lambda _: [1, 3]}
+    with pytest.raises(SystemExit, match="torch gave other bytes; nothing was timed"):
+        kernels.check_bytes(calls, "upload")
