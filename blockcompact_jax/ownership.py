@@ -19,7 +19,8 @@ from jaxtyping import Bool, Int32
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import ids_from_mask, lookup, place_mask
+from .masks import lookup, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 
 
 class ReferenceKind(enum.IntEnum):
@@ -96,6 +97,7 @@ def reserve(
     geometry: ModelGeometry,
     max_reserve: int,
     kind: ReferenceKind = ReferenceKind.TRANSFER,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> tuple[Ownership, Int32[PhysicalBlocks, "owner max_reserve"], Result]:
     """Reserves the lowest free blocks of each owner.
 
@@ -108,6 +110,7 @@ def reserve(
         geometry: Static facts, to name a layer in a fault.
         max_reserve: Static capacity of the result.
         kind: TRANSFER, or REGULAR for blocks that the engine itself writes.
+        operations: What lists the free blocks (static); the result is the same.
 
     Returns:
         The new ownership, reserved blocks ascending and HOLE padded, and the first fault. Either
@@ -127,7 +130,7 @@ def reserve(
         ),
     )
     granted = jnp.where(result.is_ok, num_blocks, 0)
-    lowest = ids_from_mask(ownership.is_free, max_reserve)
+    lowest = operations.list_mask(ownership.is_free, capacity=max_reserve)
     reserved = jnp.where(place_mask(granted, max_reserve), lowest, HOLE)
     last = jnp.max(reserved, axis=1, initial=HOLE)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)

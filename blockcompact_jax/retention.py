@@ -27,7 +27,8 @@ from .ids import (
     as_physical_blocks,
     as_resident_slots,
 )
-from .masks import lookup, place_by_id, place_mask, sort_ascending
+from .masks import lookup, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency
 from .selection import Selection
 
@@ -143,6 +144,7 @@ def plan_retention(
     geometry: ModelGeometry,
     policy: RetentionPolicy,
     is_due: AnyArray | bool = True,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> RetentionPlan:
     """Plans which resident slots each layer keeps: held, after the upload, and wanted.
 
@@ -152,17 +154,20 @@ def plan_retention(
         geometry: Static facts.
         policy: Static policy.
         is_due: False keeps every slot (retaining now would not pay). Shape ().
+        operations: What compares and orders the lists (static); the result is the same.
     """
     slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
     is_valid = place_mask(residency.num_valid, residency.max_slots)
     is_want = place_mask(selection.num_want, selection.want.shape[1])
-    place_by_want = place_by_id(selection.want, is_want, selection.max_blocks)
-    is_wanted = lookup(place_by_want, residency.logical_by_slot, is_valid) >= 0
+    is_wanted = operations.find_members(
+        jnp.where(is_valid, residency.logical_by_slot, HOLE),
+        jnp.where(is_want, selection.want, HOLE),
+        max_ids=selection.max_blocks,
+    ).is_member
     is_exact = jnp.where(jnp.asarray(is_due), is_wanted, is_valid)
     kind, is_kept = _choose_kind(is_exact, is_valid, residency, geometry, policy)
     num_keep = jnp.sum(is_kept, axis=1, dtype=jnp.int32)
-    every_slot = jnp.broadcast_to(slots, is_kept.shape)
-    keep_slots = sort_ascending(every_slot, is_kept, residency.max_slots)
+    keep_slots = operations.list_mask(is_kept, capacity=residency.max_slots)
     is_filled = keep_slots >= 0
     logical = lookup(residency.logical_by_slot, keep_slots, is_filled)
     remapped = lookup(residency.physical_by_slot, keep_slots, is_filled)

@@ -18,6 +18,7 @@ from .errors import Result, first_fault
 from .geometry import ModelGeometry, OwnershipGranularity, TableSupport
 from .ids import HOLE, AnyArray, PhysicalBlocks, SourceBlocks, as_physical_blocks
 from .masks import choose, place_by_id, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 from .ownership import (
     Ownership,
     ReferenceKind,
@@ -47,12 +48,15 @@ class StepPolicy:
             upload equally many blocks.
         max_upload: Static upload capacity per layer, in blocks.
         source_kind: What a transfer reads.
+        operations: What ranks, compares and orders: plain JAX on any backend, or
+            `kernels.NativeOperations` on CPU. The plans are the same.
     """
 
     selection: SelectionPolicy
     retention: RetentionPolicy
     max_upload: int
     source_kind: SourceKind = SourceKind.SOURCE_ONLY
+    operations: PlanOperations = PURE_OPERATIONS
 
 
 @jax.tree_util.register_dataclass
@@ -123,6 +127,7 @@ def _select_and_diff(
         geometry=geometry,
         policy=policy.selection,
         is_resident=is_resident,
+        operations=policy.operations,
     )
     plan = diff(
         selection,
@@ -131,6 +136,7 @@ def _select_and_diff(
         max_upload=policy.max_upload,
         common_slots=policy.retention.tables is TableSupport.SHARED,
         force_full=force_full,
+        operations=policy.operations,
     )
     return selection, plan
 
@@ -150,7 +156,11 @@ def _reserve_and_upload(
     else:
         num_blocks = plan.num_upload
     reserving, reserved, reserve_result = reserve(
-        ownership, num_blocks, geometry=geometry, max_reserve=policy.max_upload
+        ownership,
+        num_blocks,
+        geometry=geometry,
+        max_reserve=policy.max_upload,
+        operations=policy.operations,
     )
     destinations = reserved[geometry.owner_by_row(ownership.granularity)]
     upload = plan_upload(
@@ -266,6 +276,7 @@ def commit_step(
         geometry=geometry,
         policy=policy.retention,
         is_due=is_retention_due,
+        operations=policy.operations,
     )
     retained = replace_slots(
         uploaded, retention.logical_by_slot, retention.physical_by_slot, retention.num_keep

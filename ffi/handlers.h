@@ -20,4 +20,7 @@ HandlerList PoolHandlers();
 // Attention over registered pools.
 HandlerList AttendHandlers();
 
+// Ranking, and lists and masks of IDs.
+HandlerList RankHandlers();
+
 }  // namespace blockcompact_ffi

@@ -194,7 +194,8 @@ py::dict BuildInfo() {
 
 py::dict FfiTargets() {
   py::dict targets;
-  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers(), AttendHandlers()}) {
+  for (const HandlerList& handlers :
+       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), RankHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }
