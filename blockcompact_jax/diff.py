@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int32
 from .errors import CompactionError, Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
-from .masks import choose, place_mask
+from .masks import choose, count_true, place_mask
 from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency, Revisions
 from .selection import Selection
@@ -151,7 +151,7 @@ def _fill(
     geometry: ModelGeometry,
     common_slots: bool,
 ) -> _Filled:
-    num_new = jnp.sum(is_new, axis=1, dtype=jnp.int32)
+    num_new = count_true(is_new)
     if not common_slots:
         none = jnp.zeros_like(num_new)
         is_uploaded = jnp.concatenate([is_new, jnp.zeros_like(is_spare)], axis=1)
@@ -166,8 +166,8 @@ def _fill(
     num_wanted_pad = _group_max(num_new, geometry)[place] - num_new
     spare_rank = jnp.cumsum(is_spare, axis=1, dtype=jnp.int32)
     is_pad = is_spare & (spare_rank <= num_wanted_pad[:, None])
-    num_pad = jnp.sum(is_pad, axis=1, dtype=jnp.int32)
-    num_available = num_new + jnp.sum(is_spare, axis=1, dtype=jnp.int32)
+    num_pad = count_true(is_pad)
+    num_available = num_new + count_true(is_spare)
     shortest = -_group_max(-num_available, geometry)[place]
     return _Filled(
         is_uploaded=jnp.concatenate([is_new, is_pad], axis=1),

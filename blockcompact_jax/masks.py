@@ -6,6 +6,8 @@ ascending order is a prefix sum. The stages share these; nothing here knows a pl
 
 # pyright: reportUnknownMemberType=false
 
+import functools
+from collections.abc import Callable
 from typing import TypeVar
 
 import jax
@@ -18,6 +20,8 @@ from .ids import HOLE, AnyArray
 _Tree = TypeVar("_Tree")
 _WORD_BITS = 32
 _MAX_COMPARED_WORDS = 64
+_FOLDED_SLICES = 16
+_MIN_FOLDED_PLACES = 512
 
 
 def choose(condition: AnyArray, if_true: _Tree, if_false: _Tree) -> _Tree:
@@ -32,6 +36,37 @@ def choose(condition: AnyArray, if_true: _Tree, if_false: _Tree) -> _Tree:
 def place_mask(num_filled: AnyArray, capacity: int) -> Bool[Array, "row place"]:
     """Returns which places of a counted list are filled: place < num_filled, per row."""
     return jnp.arange(capacity, dtype=jnp.int32) < jnp.asarray(num_filled)[..., None]
+
+
+def count_true(mask: AnyArray) -> Int32[Array, " row"]:
+    """Returns how many places of each row of a mask hold. Shape [row, place]."""
+    ones = jnp.asarray(mask).astype(jnp.int32)
+    return jnp.sum(_fold_rows(ones, jnp.add), axis=1, dtype=jnp.int32)
+
+
+def first_true(mask: AnyArray) -> Int32[Array, " row"]:
+    """Returns the first place of each row where a mask holds, HOLE where none does."""
+    num_places = mask.shape[1]
+    places = jnp.arange(num_places, dtype=jnp.int32)
+    folded = _fold_rows(jnp.where(mask, places, num_places), jnp.minimum)
+    first = jnp.min(folded, axis=1, initial=num_places)
+    return jnp.where(first == num_places, HOLE, first)
+
+
+def _fold_rows(values: Array, combine: Callable[[Array, Array], Array]) -> Array:
+    """Combines slices of long rows element by element; reduce what is left.
+
+    XLA reduces the last axis one element after the other on CPU, but combines arrays on vectors:
+    folding first is several times faster, and exact for integers.
+    """
+    while values.shape[1] >= _MIN_FOLDED_PLACES:
+        size = values.shape[1] // _FOLDED_SLICES
+        slices = [values[:, size * i : size * (i + 1)] for i in range(_FOLDED_SLICES)]
+        rest = values[:, size * _FOLDED_SLICES :]
+        values = functools.reduce(combine, slices)
+        if rest.shape[1] > 0:
+            values = jnp.concatenate([values, rest], axis=1)
+    return values
 
 
 def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array, "row max_ids"]:

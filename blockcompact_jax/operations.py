@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float32, Int32, UInt32
 
 from .ids import HOLE, AnyArray
-from .masks import ids_from_mask, lookup, place_by_id, sort_ascending
+from .masks import first_true, ids_from_mask, lookup, place_by_id, sort_ascending
 from .ranking import LARGEST_KEY, rank_top, score_keys
 
 
@@ -125,13 +125,11 @@ class PureOperations:
         num_rows, max_blocks = scores.shape
         blocks = jnp.arange(max_blocks, dtype=jnp.int32)
         limit = jnp.broadcast_to(jnp.asarray(num_candidates, jnp.int32), (num_rows,))
-        is_bad = (blocks < limit[:, None]) & ~jnp.isfinite(scores)
-        first = jnp.min(jnp.where(is_bad, blocks, max_blocks), axis=1, initial=max_blocks)
-        is_finite = first == max_blocks
+        first_bad = first_true((blocks < limit[:, None]) & ~jnp.isfinite(scores))
         most = jnp.minimum(limit, min(max_blocks, capacity))
-        listed = jnp.where(is_finite, jnp.clip(count, 0, jnp.maximum(most, 0)), 0)
+        listed = jnp.where(first_bad == HOLE, jnp.clip(count, 0, jnp.maximum(most, 0)), 0)
         keys = rank_keys(scores, limit, num_sinks)
-        return Ranking(rank_top(keys, listed, capacity), jnp.where(is_finite, HOLE, first))
+        return Ranking(rank_top(keys, listed, capacity), first_bad)
 
     def find_members(
         self,
@@ -187,9 +185,6 @@ def _all(ids: AnyArray) -> AnyArray:
 
 
 def _first_repeated(ids: AnyArray, place_of_id: Array) -> Int32[Array, " row"]:
-    num_places = ids.shape[1]
-    places = jnp.arange(num_places, dtype=jnp.int32)
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)
     last_place = lookup(place_of_id, ids, _all(ids))
-    is_repeated = (last_place >= 0) & (last_place != places)
-    first = jnp.min(jnp.where(is_repeated, places, num_places), axis=1, initial=num_places)
-    return jnp.where(first == num_places, HOLE, first)
+    return first_true((last_place >= 0) & (last_place != places))

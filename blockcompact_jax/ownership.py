@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int32
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import lookup, place_mask
+from .masks import count_true, lookup, place_mask
 from .operations import PURE_OPERATIONS, PlanOperations
 
 
@@ -117,7 +117,7 @@ def reserve(
         every owner gets its blocks or nothing is reserved.
     """
     layers = geometry.layer_by_owner(ownership.granularity)
-    num_free = jnp.sum(ownership.is_free, axis=1, dtype=jnp.int32)
+    num_free = count_true(ownership.is_free)
     result = first_fault(
         fault_at(
             (num_blocks < 0) | (num_blocks > max_reserve),
@@ -349,7 +349,7 @@ def _drop(
     generation = ownership.generation + is_released.astype(jnp.int32)
     retirement = Retirement(
         is_released=is_released,
-        num_retired=jnp.sum(is_retired, axis=1, dtype=jnp.int32),
+        num_retired=count_true(is_retired),
         physical_blocks_released=jnp.sum(is_released, dtype=jnp.int32),
     )
     return replace(ownership, references=references, generation=generation), retirement

@@ -24,7 +24,7 @@ from .ids import (
     as_logical_blocks,
     as_physical_blocks,
 )
-from .masks import choose, place_mask
+from .masks import choose, count_true, place_mask
 
 
 @jax.tree_util.register_dataclass
@@ -178,7 +178,7 @@ def graduate(
     """
     logical = jnp.asarray(logical_blocks)
     is_given = logical >= 0
-    num_given = jnp.sum(is_given, axis=1, dtype=jnp.int32)
+    num_given = count_true(is_given)
     is_held = jnp.any(residency.logical_by_slot[:, :, None] == logical[:, None, :], axis=1)
     num_places = logical.shape[1]
     is_earlier = np.tri(num_places, k=-1, dtype=bool)

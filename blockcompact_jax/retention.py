@@ -27,7 +27,7 @@ from .ids import (
     as_physical_blocks,
     as_resident_slots,
 )
-from .masks import lookup, place_mask
+from .masks import count_true, lookup, place_mask
 from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency
 from .selection import Selection
@@ -166,7 +166,7 @@ def plan_retention(
     ).is_member
     is_exact = jnp.where(jnp.asarray(is_due), is_wanted, is_valid)
     kind, is_kept = _choose_kind(is_exact, is_valid, residency, geometry, policy)
-    num_keep = jnp.sum(is_kept, axis=1, dtype=jnp.int32)
+    num_keep = count_true(is_kept)
     keep_slots = operations.list_mask(is_kept, capacity=residency.max_slots)
     is_filled = keep_slots >= 0
     logical = lookup(residency.logical_by_slot, keep_slots, is_filled)
@@ -183,8 +183,8 @@ def plan_retention(
         physical_by_slot=as_physical_blocks(physical),
         move_from=as_physical_blocks(jnp.where(is_moved, remapped, HOLE)),
         move_to=as_physical_blocks(jnp.where(is_moved, physical, HOLE)),
-        num_moves=jnp.sum(is_moved, axis=1, dtype=jnp.int32),
-        num_unwanted=jnp.sum(is_kept & ~is_exact, axis=1, dtype=jnp.int32),
+        num_moves=count_true(is_moved),
+        num_unwanted=count_true(is_kept & ~is_exact),
         table_entries_written=_count_entries(kind, is_filled, keep_slots != slots, geometry),
     )
 
@@ -317,7 +317,7 @@ def _count_entries(
     geometry: ModelGeometry,
 ) -> Int32[Array, ""]:
     """Counts changed table entries: once for a shared table, per layer for layer tables."""
-    changed = jnp.sum(is_filled & is_changed, axis=1, dtype=jnp.int32)
+    changed = count_true(is_filled & is_changed)
     total = jnp.int32(0)
     for place in range(len(geometry.full_groups)):
         rows = np.flatnonzero(geometry.group_place_by_row == place)

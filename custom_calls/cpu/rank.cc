@@ -13,9 +13,11 @@ namespace {
 
 constexpr int64_t kAllTied = std::numeric_limits<int64_t>::max();
 constexpr int64_t kFewKeys = 64;         // up to here counting who is better beats a radix sort
-constexpr int64_t kNarrowingKeys = 256;  // up to here counting again beats copying what is left
-constexpr int64_t kShortSort = 1024;
-constexpr int64_t kShortDigitBits = 8, kLongDigitBits = 11;
+constexpr int64_t kNarrowingKeys = 128;  // up to here counting again beats copying what is left
+constexpr int64_t kSampledKeys = 4096;   // from here a sample pays
+constexpr int64_t kSampleKeys = 512;
+constexpr int64_t kSampleMargin = 32;  // about three standard deviations at the worst place
+constexpr int64_t kDigitBits = 8;
 
 struct RowScratch {
   uint32_t* keys;      // [num_blocks]
@@ -41,75 +43,118 @@ RowScratch TakeScratch(int64_t num_blocks, int64_t max_listed) {
   return taken;
 }
 
-// Finds the cut above which `count` of the keys lie, 0 < count <= num_keys, by halving the range of
-// keys. Whenever most keys are out of the range, the others are copied together.
-KeyCut FindCut(const RankKernels& kernels, const uint32_t* keys, int64_t num_keys, int64_t count,
-               const KeyRange& range, uint32_t* open) {
-  if (count == num_keys) return {0, kAllTied};
-  uint32_t low = range.smallest, high = range.largest;
-  int64_t num_from_low = num_keys, num_above_high = 0;  // among the keys that are still looked at
-  while (low < high) {
-    const uint32_t middle = high - (high - low) / 2;
-    const int64_t num_from_middle = kernels.count_at_least(keys, num_keys, middle);
+// The keys that may be the cut's, and how many keys are better than all of them.
+struct OpenKeys {
+  const uint32_t* keys;
+  int64_t num_keys;
+  uint32_t low, high;
+  int64_t num_above;
+};
+
+// Finds the cut above which `count` keys lie by halving the range of keys, 0 < count - num_above <
+// num_keys. Whenever most keys are out of the range, the others are copied together.
+KeyCut HalveRange(const RankKernels& kernels, OpenKeys open, int64_t count, uint32_t* copy) {
+  count -= open.num_above;
+  int64_t num_from_low = open.num_keys, num_above_high = 0;
+  while (open.low < open.high) {
+    const uint32_t middle = open.high - (open.high - open.low) / 2;
+    const int64_t num_from_middle = kernels.count_at_least(open.keys, open.num_keys, middle);
     if (num_from_middle == count) return {middle, kAllTied};
     if (num_from_middle > count) {
-      low = middle;
+      open.low = middle;
       num_from_low = num_from_middle;
     } else {
-      high = middle - 1;
+      open.high = middle - 1;
       num_above_high = num_from_middle;
     }
     const int64_t num_open = num_from_low - num_above_high;
-    if (num_keys <= kNarrowingKeys || 2 * num_open > num_keys) continue;
-    kernels.keep_within(keys, num_keys, low, high, open);
-    keys = open;
-    num_keys = num_from_low = num_open;
+    if (open.num_keys <= kNarrowingKeys || 2 * num_open > open.num_keys) continue;
+    kernels.keep_within(open.keys, open.num_keys, open.low, open.high, copy);
+    open.keys = copy;
+    open.num_keys = num_from_low = num_open;
     count -= num_above_high;
     num_above_high = 0;
   }
-  return {low, count - num_above_high};
+  return {open.low, count - num_above_high};
 }
 
-// Least significant digit first; stable, so equal keys stay in block order.
-const uint64_t* SortPairs(uint64_t* const pairs[2], int64_t num_pairs, uint32_t largest) {
-  int64_t num_bits = 0;
-  while (num_bits < 32 && (largest >> num_bits) != 0) ++num_bits;
-  const int64_t most = num_pairs <= kShortSort ? kShortDigitBits : kLongDigitBits;
-  const int64_t num_digits = (num_bits + most - 1) / most;
+// Keeps the keys around where a sample has its cut. False where the sample misled.
+bool NarrowBySample(const RankKernels& kernels, int64_t count, OpenKeys* open, uint32_t* copy) {
+  uint32_t sample[kSampleKeys];
+  const int64_t step = open->num_keys / kSampleKeys;
+  for (int64_t i = 0; i < kSampleKeys; ++i) sample[i] = open->keys[i * step];
+  const int64_t place = count * kSampleKeys / open->num_keys;
+  const auto cut_at = [&](int64_t rank) {
+    uint32_t halves[kSampleKeys + kRankSpare];
+    const OpenKeys all{sample, kSampleKeys, open->low, open->high, 0};
+    return HalveRange(kernels, all, rank, halves).threshold;
+  };
+  uint32_t low = open->low, high = open->high;
+  if (place + kSampleMargin < kSampleKeys) low = cut_at(place + kSampleMargin);
+  if (place - kSampleMargin > 0) high = cut_at(place - kSampleMargin);
+  const int64_t num_above =
+      high == UINT32_MAX ? 0 : kernels.count_at_least(open->keys, open->num_keys, high + 1);
+  const int64_t num_within = kernels.keep_within(open->keys, open->num_keys, low, high, copy);
+  if (num_above >= count || num_above + num_within <= count) return false;
+  *open = {copy, num_within, low, high, num_above};
+  return true;
+}
+
+KeyCut FindCut(const RankKernels& kernels, const uint32_t* keys, int64_t num_keys, int64_t count,
+               const KeyRange& range, uint32_t* copy) {
+  if (count == num_keys) return {0, kAllTied};
+  OpenKeys open{keys, num_keys, range.smallest, range.largest, 0};
+  if (num_keys >= kSampledKeys) NarrowBySample(kernels, count, &open, copy);
+  return HalveRange(kernels, open, count, copy);
+}
+
+// Sorts by the high half, least significant digit first; equal keys stay in block order.
+template <int64_t kNumDigits>
+const uint64_t* SortByDigits(uint64_t* const pairs[2], int64_t num_pairs) {
+  constexpr uint64_t kValues = 1 << kDigitBits;
+  const auto value_of = [](uint64_t pair, int64_t digit) {
+    return pair >> (32 + digit * kDigitBits) & (kValues - 1);
+  };
+  uint32_t places[kNumDigits][kValues] = {};
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    for (int64_t digit = 0; digit < kNumDigits; ++digit) {
+      ++places[digit][value_of(pairs[0][i], digit)];
+    }
+  }
   uint64_t *from = pairs[0], *to = pairs[1];
-  for (int64_t digit = 0; digit < num_digits; ++digit) {
-    const int64_t digit_bits = (num_bits + num_digits - 1) / num_digits;
-    const int64_t shift = 32 + digit * digit_bits;
-    const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
-    uint32_t places[1 << kLongDigitBits];
-    std::fill_n(places, mask + 1, 0U);
-    for (int64_t i = 0; i < num_pairs; ++i) ++places[(from[i] >> shift) & mask];
+  for (int64_t digit = 0; digit < kNumDigits; ++digit) {
     uint32_t place = 0;
-    for (uint64_t value = 0; value <= mask; ++value) {
-      const uint32_t num_here = places[value];
-      places[value] = place;
+    for (uint32_t& value : places[digit]) {
+      const uint32_t num_here = value;
+      value = place;
       place += num_here;
     }
-    for (int64_t i = 0; i < num_pairs; ++i) to[places[(from[i] >> shift) & mask]++] = from[i];
+    for (int64_t i = 0; i < num_pairs; ++i) to[places[digit][value_of(from[i], digit)]++] = from[i];
     std::swap(from, to);
   }
   return from;
 }
 
+const uint64_t* SortPairs(uint64_t* const pairs[2], int64_t num_pairs, uint32_t largest) {
+  if (largest >> kDigitBits == 0) return SortByDigits<1>(pairs, num_pairs);
+  if (largest >> 2 * kDigitBits == 0) return SortByDigits<2>(pairs, num_pairs);
+  if (largest >> 3 * kDigitBits == 0) return SortByDigits<3>(pairs, num_pairs);
+  return SortByDigits<4>(pairs, num_pairs);
+}
+
+// The chosen keys lie within [smallest, largest].
 void WriteByScore(const RankKernels& kernels, const RowScratch& scratch, int64_t num_chosen,
-                  int32_t* out) {
+                  uint32_t smallest, uint32_t largest, int32_t* out) {
   if (num_chosen <= kFewKeys) {
     kernels.rank_few(scratch.chosen, num_chosen, scratch.rank);
     for (int64_t i = 0; i < num_chosen; ++i) out[scratch.rank[i]] = scratch.blocks[i];
     return;
   }
-  const auto [smallest, largest] = std::minmax_element(scratch.chosen, scratch.chosen + num_chosen);
-  const uint32_t best = *largest, range = best - *smallest;
   for (int64_t i = 0; i < num_chosen; ++i) {
-    const uint64_t fall = best - scratch.chosen[i];
+    const uint64_t fall = largest - scratch.chosen[i];
     scratch.pairs[0][i] = fall << 32 | static_cast<uint32_t>(scratch.blocks[i]);
   }
-  const uint64_t* sorted = SortPairs(scratch.pairs, num_chosen, range);
+  const uint64_t* sorted = SortPairs(scratch.pairs, num_chosen, largest - smallest);
   for (int64_t i = 0; i < num_chosen; ++i) out[i] = static_cast<int32_t>(sorted[i]);
 }
 
@@ -118,13 +163,15 @@ int64_t RankRange(const RankCall& call, const RankKernels& kernels, const RowScr
                   const uint8_t* is_excluded, int64_t first, int64_t num_keys, int64_t count,
                   const KeyRange& range, int32_t* out) {
   if (count == 0) return 0;
+  const bool is_by_score = call.order == RankOrder::kScore;
   const uint32_t* keys = scratch.keys + first;
   const KeyCut cut = FindCut(kernels, keys, num_keys, count, range, scratch.open);
   const int64_t num_chosen = kernels.list_chosen(
       keys, num_keys, cut, is_excluded == nullptr ? nullptr : is_excluded + first,
-      static_cast<int32_t>(first), scratch.blocks, scratch.chosen);
-  if (call.order == RankOrder::kScore) {
-    WriteByScore(kernels, scratch, num_chosen, out);
+      static_cast<int32_t>(first), scratch.blocks, is_by_score ? scratch.chosen : nullptr);
+  if (is_by_score) {
+    const uint32_t smallest = std::max(cut.threshold, range.smallest);
+    WriteByScore(kernels, scratch, num_chosen, smallest, range.largest, out);
   } else {
     std::copy_n(scratch.blocks, num_chosen, out);
   }

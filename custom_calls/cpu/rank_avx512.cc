@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "avx512_transpose.h"
 
@@ -27,23 +28,42 @@ TARGET_AVX512 inline void Append(T* to, __mmask16 mask, __m512i values) {
   _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, values));
 }
 
-TARGET_AVX512 KeyRange MakeKeys(const float* scores, int64_t num_blocks, uint32_t* keys) {
+TARGET_AVX512 inline __m512i KeysOf(__m512i bits) {
   const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+  bits = _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(bits, sign), bits);
+  // bits ^ (bits < 0 ? all : sign), in one step
+  return _mm512_ternarylogic_epi32(bits, _mm512_srai_epi32(bits, 31), sign, 0x1E);
+}
+
+TARGET_AVX512 KeyRange MakeKeys(const float* scores, int64_t num_blocks, uint32_t* keys) {
   const __m512i infinity = _mm512_set1_epi32(static_cast<int32_t>(0xFF000000U));
   __m512i smallest = _mm512_set1_epi32(-1), largest = _mm512_setzero_si512();
-  int64_t first_non_finite = -1;
-  for (int64_t i = 0; i < num_blocks; i += kLanes) {
+  __m512i most = _mm512_setzero_si512();
+  int64_t i = 0;
+  for (; i + kLanes <= num_blocks; i += kLanes) {
+    const __m512i bits = _mm512_loadu_si512(scores + i);
+    const __m512i key = KeysOf(bits);
+    most = _mm512_max_epu32(most, _mm512_slli_epi32(bits, 1));
+    smallest = _mm512_min_epu32(smallest, key);
+    largest = _mm512_max_epu32(largest, key);
+    _mm512_storeu_si512(keys + i, key);
+  }
+  if (i < num_blocks) {
     const __mmask16 lanes = Lanes(num_blocks - i);
-    __m512i bits = _mm512_maskz_loadu_epi32(lanes, scores + i);
-    const __mmask16 is_bad = _mm512_cmpge_epu32_mask(_mm512_slli_epi32(bits, 1), infinity);
-    if (__builtin_expect(is_bad != 0 && first_non_finite < 0, 0)) {
-      first_non_finite = i + __builtin_ctz(is_bad);
-    }
-    bits = _mm512_mask_xor_epi32(bits, _mm512_cmpeq_epi32_mask(bits, sign), bits, bits);
-    const __m512i key = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
+    const __m512i bits = _mm512_maskz_loadu_epi32(lanes, scores + i);
+    const __m512i key = KeysOf(bits);
+    most = _mm512_max_epu32(most, _mm512_slli_epi32(bits, 1));
     smallest = _mm512_mask_min_epu32(smallest, lanes, smallest, key);
     largest = _mm512_mask_max_epu32(largest, lanes, largest, key);
     _mm512_storeu_si512(keys + i, key);
+  }
+  int64_t first_non_finite = -1;
+  if (__builtin_expect(_mm512_cmpge_epu32_mask(most, infinity) != 0, 0)) {
+    for (i = 0; first_non_finite < 0; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, scores + i, sizeof(bits));
+      if (bits << 1 >= 0xFF000000U) first_non_finite = i;
+    }
   }
   return {first_non_finite, _mm512_reduce_min_epu32(smallest), _mm512_reduce_max_epu32(largest)};
 }
@@ -75,8 +95,14 @@ TARGET_AVX512 int64_t KeepWithin(const uint32_t* keys, int64_t num_keys, uint32_
                                  uint32_t high, uint32_t* kept) {
   const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(low));
   const __m512i width = _mm512_set1_epi32(static_cast<int32_t>(high - low));
-  int64_t count = 0;
-  for (int64_t i = 0; i < num_keys; i += kLanes) {
+  int64_t count = 0, i = 0;
+  for (; i + kLanes <= num_keys; i += kLanes) {
+    const __m512i key = _mm512_loadu_si512(keys + i);
+    const __mmask16 is_within = _mm512_cmple_epu32_mask(_mm512_sub_epi32(key, least), width);
+    Append(kept + count, is_within, key);
+    count += __builtin_popcount(is_within);
+  }
+  if (i < num_keys) {
     const __mmask16 lanes = Lanes(num_keys - i);
     const __m512i key = _mm512_maskz_loadu_epi32(lanes, keys + i);
     const __mmask16 is_within =
@@ -87,37 +113,70 @@ TARGET_AVX512 int64_t KeepWithin(const uint32_t* keys, int64_t num_keys, uint32_
   return count;
 }
 
+// Drops the last lanes of `tied` from `chosen` until num_tied is no longer negative.
+inline __mmask16 DropTied(__mmask16 chosen, uint32_t tied, int64_t* num_tied) {
+  uint32_t kept = chosen;
+  for (; *num_tied < 0 && tied != 0; ++*num_tied) {
+    const uint32_t last = uint32_t{1} << (31 - __builtin_clz(tied));
+    kept &= ~last;
+    tied &= ~last;
+  }
+  *num_tied = std::max<int64_t>(*num_tied, 0);
+  return static_cast<__mmask16>(kept);
+}
+
+struct Listed {
+  int32_t* blocks;
+  uint32_t* keys;  // or null
+  int64_t count;
+};
+
+template <bool kHasTies>
+TARGET_AVX512 inline void ListVector(__m512i key, __mmask16 lanes, __m512i block, __m512i threshold,
+                                     const uint8_t* is_excluded, int64_t* num_tied,
+                                     Listed* listed) {
+  __mmask16 chosen = _mm512_mask_cmpge_epu32_mask(lanes, key, threshold);
+  if (kHasTies) {
+    const __mmask16 tied = _mm512_mask_cmpeq_epu32_mask(chosen, key, threshold);
+    *num_tied -= __builtin_popcount(tied);
+    if (__builtin_expect(*num_tied < 0, 0)) chosen = DropTied(chosen, tied, num_tied);
+  }
+  if (is_excluded != nullptr) {
+    const __m128i bytes = _mm_maskz_loadu_epi8(lanes, is_excluded);
+    chosen = static_cast<__mmask16>(chosen & ~_mm_test_epi8_mask(bytes, bytes));
+  }
+  Append(listed->blocks + listed->count, chosen, block);
+  if (listed->keys != nullptr) Append(listed->keys + listed->count, chosen, key);
+  listed->count += __builtin_popcount(chosen);
+}
+
+template <bool kHasTies>
+TARGET_AVX512 int64_t ListCut(const uint32_t* keys, int64_t num_keys, const KeyCut& cut,
+                              const uint8_t* is_excluded, int32_t first_block, Listed listed) {
+  const __m512i threshold = _mm512_set1_epi32(static_cast<int32_t>(cut.threshold));
+  const __m512i step = _mm512_set1_epi32(kLanes);
+  __m512i block = _mm512_add_epi32(Lane(), _mm512_set1_epi32(first_block));
+  int64_t num_tied = cut.num_tied, i = 0;
+  for (; i + kLanes <= num_keys; i += kLanes) {
+    ListVector<kHasTies>(_mm512_loadu_si512(keys + i), 0xFFFF, block, threshold,
+                         is_excluded == nullptr ? nullptr : is_excluded + i, &num_tied, &listed);
+    block = _mm512_add_epi32(block, step);
+  }
+  if (i < num_keys) {
+    const __mmask16 lanes = Lanes(num_keys - i);
+    ListVector<kHasTies>(_mm512_maskz_loadu_epi32(lanes, keys + i), lanes, block, threshold,
+                         is_excluded == nullptr ? nullptr : is_excluded + i, &num_tied, &listed);
+  }
+  return listed.count;
+}
+
 TARGET_AVX512 int64_t ListChosen(const uint32_t* keys, int64_t num_keys, const KeyCut& cut,
                                  const uint8_t* is_excluded, int32_t first_block, int32_t* blocks,
                                  uint32_t* chosen_keys) {
-  const __m512i threshold = _mm512_set1_epi32(static_cast<int32_t>(cut.threshold));
-  int64_t num_tied = cut.num_tied, count = 0;
-  for (int64_t i = 0; i < num_keys; i += kLanes) {
-    const __mmask16 lanes = Lanes(num_keys - i);
-    const __m512i key = _mm512_maskz_loadu_epi32(lanes, keys + i);
-    __mmask16 chosen = _mm512_mask_cmpge_epu32_mask(lanes, key, threshold);
-    if (chosen == 0) continue;
-    const __mmask16 tied = _mm512_mask_cmpeq_epu32_mask(chosen, key, threshold);
-    num_tied -= __builtin_popcount(tied);
-    if (__builtin_expect(num_tied < 0, 0)) {  // the last ones here are too many
-      for (uint32_t left = tied; num_tied < 0 && left != 0; ++num_tied) {
-        const uint32_t last = uint32_t{1} << (31 - __builtin_clz(left));
-        chosen = static_cast<__mmask16>(chosen & ~last);
-        left &= ~last;
-      }
-      num_tied = 0;
-    }
-    if (is_excluded != nullptr) {
-      const __m128i bytes = _mm_maskz_loadu_epi8(lanes, is_excluded + i);
-      chosen = static_cast<__mmask16>(chosen & ~_mm_test_epi8_mask(bytes, bytes));
-    }
-    const __m512i block =
-        _mm512_add_epi32(Lane(), _mm512_set1_epi32(first_block + static_cast<int32_t>(i)));
-    Append(blocks + count, chosen, block);
-    Append(chosen_keys + count, chosen, key);
-    count += __builtin_popcount(chosen);
-  }
-  return count;
+  const Listed listed{blocks, chosen_keys, 0};
+  return cut.num_tied >= num_keys
+             ? ListCut<false>(keys, num_keys, cut, is_excluded, first_block, listed)
+             : ListCut<true>(keys, num_keys, cut, is_excluded, first_block, listed);
 }
 
 TARGET_AVX512 void RankFew(const uint32_t* keys, int64_t num_keys, int32_t* rank) {

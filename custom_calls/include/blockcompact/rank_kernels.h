@@ -31,8 +31,8 @@ struct RankKernels {
   // Copies the keys within [low, high] in their order; returns how many.
   int64_t (*keep_within)(const uint32_t* keys, int64_t num_keys, uint32_t low, uint32_t high,
                          uint32_t* kept);
-  // Lists the chosen blocks ascending, without the excluded ones, and their keys. `is_excluded` may
-  // be null. Block i has number first_block + i.
+  // Lists the chosen blocks ascending, without the excluded ones, and their keys. `is_excluded` and
+  // `chosen_keys` may be null. Block i has number first_block + i.
   int64_t (*list_chosen)(const uint32_t* keys, int64_t num_keys, const KeyCut& cut,
                          const uint8_t* is_excluded, int32_t first_block, int32_t* blocks,
                          uint32_t* chosen_keys);
