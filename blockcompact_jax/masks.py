@@ -89,12 +89,39 @@ def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array
     return empty.at[rows, target].max(places, mode="drop")
 
 
+def take_in_rows(table: AnyArray, places: AnyArray) -> Array:
+    """Returns table[row, place]; every place must be in range. Shape of `places`."""
+    return jnp.take_along_axis(jnp.asarray(table), places, axis=1, mode="promise_in_bounds")
+
+
+def count_by_id(
+    ids: AnyArray, is_filled: AnyArray | bool, rows: AnyArray, shape: tuple[int, int]
+) -> Array:
+    """Counts how often lists name each ID.
+
+    Args:
+        ids: IDs below shape[1]. Shape [list, place]. Unfilled places may hold anything.
+        is_filled: Which places count. Shape [list, place].
+        rows: Row of the result that each list counts in. Shape [list].
+        shape: Static shape of the result, [row, id].
+
+    Returns:
+        int32 counts of the given shape.
+    """
+    num_rows, max_ids = shape
+    is_valid = is_filled & (ids >= 0) & (ids < max_ids)
+    # One index a place: XLA on CPU scatters nearly twice as fast into a flat array.
+    target = jnp.where(is_valid, jnp.asarray(rows)[:, None] * max_ids + ids, num_rows * max_ids)
+    counts = jnp.zeros(num_rows * max_ids, jnp.int32).at[target.reshape(-1)].add(1, mode="drop")
+    return counts.reshape(shape)
+
+
 def lookup(table: AnyArray, ids: AnyArray, is_filled: AnyArray) -> Int32[Array, "row place"]:
     """Returns table[row, id] at filled places with an ID in range, HOLE elsewhere."""
     max_ids = table.shape[1]
     if max_ids == 0:
         return jnp.full(ids.shape, HOLE, jnp.int32)
-    found = jnp.take_along_axis(jnp.asarray(table), jnp.clip(ids, 0, max_ids - 1), axis=1)
+    found = take_in_rows(table, jnp.clip(ids, 0, max_ids - 1))
     return jnp.where(is_filled & (ids >= 0) & (ids < max_ids), found, HOLE)
 
 
@@ -133,8 +160,8 @@ def ids_from_mask(mask: AnyArray, capacity: int) -> Int32[Array, "row capacity"]
     word = _first_word_past(num_bits_through, places)
     is_filled = places < num_bits_through[:, -1:]
     word = jnp.minimum(word, num_words - 1)
-    remaining = places - jnp.take_along_axis(num_bits_through - num_bits, word, axis=1)
-    found_word = jnp.take_along_axis(words, word, axis=1)
+    remaining = places - take_in_rows(num_bits_through - num_bits, word)
+    found_word = take_in_rows(words, word)
     ids = word * _WORD_BITS + _select_bit(found_word, remaining)
     return jnp.where(is_filled, ids, HOLE)
 
@@ -151,7 +178,7 @@ def _first_word_past(
     step = 1 << (num_words - 1).bit_length()
     while step > 0:
         probe = low + step
-        value = jnp.take_along_axis(num_bits_through, jnp.minimum(probe, num_words) - 1, axis=1)
+        value = take_in_rows(num_bits_through, jnp.minimum(probe, num_words) - 1)
         low = jnp.where((probe <= num_words) & (value <= places), probe, low)
         step //= 2
     return low

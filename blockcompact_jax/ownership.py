@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int32
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import count_true, lookup, place_mask
+from .masks import count_by_id, count_true, lookup, place_mask
 from .operations import PURE_OPERATIONS, PlanOperations
 
 
@@ -277,11 +277,9 @@ def owned_blocks(
     """Marks the blocks that any layer of each owner has in its table."""
     num_owners = geometry.num_owners(ownership.granularity)
     num_physical = ownership.num_physical_blocks
-    owner = geometry.owner_by_row(ownership.granularity)[:, None]
-    is_filled = place_mask(num_valid, physical_by_slot.shape[1]) & (physical_by_slot >= 0)
-    target = jnp.where(is_filled, physical_by_slot, num_physical)
-    empty = jnp.zeros((num_owners, num_physical), bool)
-    return empty.at[jnp.broadcast_to(owner, target.shape), target].set(True, mode="drop")
+    is_filled = place_mask(num_valid, physical_by_slot.shape[1])
+    owners = geometry.owner_by_row(ownership.granularity)
+    return count_by_id(physical_by_slot, is_filled, owners, (num_owners, num_physical)) > 0
 
 
 def retire_nothing(like: Retirement) -> Retirement:
@@ -302,10 +300,9 @@ def _count_references(
     num_physical = ownership.num_physical_blocks
     layers = geometry.layer_by_owner(ownership.granularity)
     out_of_range = (physical_blocks < HOLE) | (physical_blocks >= num_physical)
-    target = jnp.where(physical_blocks < 0, num_physical, physical_blocks)
-    owners = np.arange(physical_blocks.shape[0], dtype=np.int32)[:, None]
-    counts = jnp.zeros(ownership.references.shape[1:], jnp.int32)
-    counts = counts.at[owners, target].add(1, mode="drop")
+    num_owners = physical_blocks.shape[0]
+    owners = np.arange(num_owners, dtype=np.int32)
+    counts = count_by_id(physical_blocks, True, owners, (num_owners, num_physical))
     result = first_fault(
         fault_at(
             out_of_range,

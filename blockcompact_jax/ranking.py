@@ -14,7 +14,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32, UInt32
 
 from .ids import AnyArray
-from .masks import count_true, ids_from_mask
+from .masks import count_true, ids_from_mask, take_in_rows
 
 LARGEST_KEY = np.uint32(0xFFFFFFFF)
 """Ranks before the key of every finite score."""
@@ -85,7 +85,7 @@ def rank_top(
     ids = ids_from_mask(top_mask(keys, count), capacity)
     if keys.shape[1] == 0 or capacity == 0:
         return ids
-    found = jnp.take_along_axis(keys, jnp.maximum(ids, 0), axis=1)
+    found = take_in_rows(keys, jnp.maximum(ids, 0))
     chosen = jnp.where(ids >= 0, found, jnp.uint32(0))
     if capacity > _MAX_COMPARED_RANKS:
         _, ranked = lax.sort((~chosen, ids), dimension=1, num_keys=1, is_stable=True)

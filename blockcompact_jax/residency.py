@@ -24,7 +24,7 @@ from .ids import (
     as_logical_blocks,
     as_physical_blocks,
 )
-from .masks import choose, count_true, place_mask
+from .masks import choose, count_true, place_mask, take_in_rows
 
 
 @jax.tree_util.register_dataclass
@@ -303,7 +303,7 @@ def _append(
     if num_added == 0 or old.shape[1] == 0:
         return jnp.where(slots < jnp.asarray(start)[:, None], old, HOLE)
     place = jnp.clip(slots - jnp.asarray(start)[:, None], 0, num_added - 1)
-    new = jnp.take_along_axis(jnp.asarray(added), place, axis=1)
+    new = take_in_rows(added, place)
     kept = jnp.where(slots < jnp.asarray(start)[:, None], old, new)
     return jnp.where(slots < jnp.asarray(end)[:, None], kept, HOLE)
 
