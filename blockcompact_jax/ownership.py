@@ -282,12 +282,13 @@ def owned_blocks(
     return count_by_id(physical_by_slot, is_filled, owners, (num_owners, num_physical)) > 0
 
 
-def retire_nothing(like: Retirement) -> Retirement:
-    """Returns a retirement of the given shapes that frees nothing."""
+def retire_nothing(ownership: Ownership) -> Retirement:
+    """Returns a retirement that frees nothing."""
+    shape = ownership.generation.shape
     return Retirement(
-        is_released=jnp.zeros_like(like.is_released),
-        num_retired=jnp.zeros_like(like.num_retired),
-        physical_blocks_released=jnp.zeros_like(like.physical_blocks_released),
+        is_released=jnp.zeros(shape, bool),
+        num_retired=jnp.zeros(shape[0], jnp.int32),
+        physical_blocks_released=jnp.int32(0),
     )
 
 

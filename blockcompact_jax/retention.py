@@ -189,19 +189,27 @@ def plan_retention(
     )
 
 
-def keep_every_slot(residency: Residency, like: RetentionPlan) -> RetentionPlan:
+def kind_of_all_slots(
+    residency: Residency, *, geometry: ModelGeometry, policy: RetentionPolicy
+) -> Int32[Array, " group"]:
+    """Returns each group's `RetentionKind` where every slot is kept."""
+    is_valid = place_mask(residency.num_valid, residency.max_slots)
+    return _choose_kind(is_valid, is_valid, residency, geometry, policy)[0]
+
+
+def keep_every_slot(residency: Residency, kind: Int32[Array, " group"]) -> RetentionPlan:
     """Returns a plan that keeps a residency exactly as it is.
 
     Args:
         residency: What stays.
-        like: Gives the shapes and the kinds.
+        kind: `RetentionKind` of each group.
     """
     is_valid = place_mask(residency.num_valid, residency.max_slots)
     slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
-    holes = as_physical_blocks(jnp.full_like(like.move_from, HOLE))
-    zeros = jnp.zeros_like(like.num_moves)
+    holes = as_physical_blocks(jnp.full(is_valid.shape, HOLE, jnp.int32))
+    zeros = jnp.zeros(is_valid.shape[:1], jnp.int32)
     return RetentionPlan(
-        kind=like.kind,
+        kind=kind,
         keep_slots=as_resident_slots(jnp.where(is_valid, slots, HOLE)),
         num_keep=jnp.asarray(residency.num_valid),
         logical_by_slot=residency.logical_by_slot,
@@ -210,7 +218,7 @@ def keep_every_slot(residency: Residency, like: RetentionPlan) -> RetentionPlan:
         move_to=holes,
         num_moves=zeros,
         num_unwanted=zeros,
-        table_entries_written=jnp.zeros_like(like.table_entries_written),
+        table_entries_written=jnp.int32(0),
     )
 
 

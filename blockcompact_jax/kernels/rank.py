@@ -4,10 +4,12 @@
 are rows, so `vmap` makes one call of a batch; rows run in parallel on XLA's own threads.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,13 +160,13 @@ def _call(
     """Calls a target whose operands are rows; inside `shard_map` all vary over the same axes."""
     load_native()
     arrays = [jnp.asarray(operand) for operand in operands]
-    axis_types = [cast(Any, jax.typeof(array)).manual_axis_type for array in arrays]
+    axis_types = [jax.typeof(array).manual_axis_type for array in arrays]
     varying = frozenset[str]().union(*(kind.varying for kind in axis_types))
     for place, kind in enumerate(axis_types):
         missing = tuple(sorted(varying - kind.varying))
         if missing:
             arrays[place] = jax.lax.pcast(arrays[place], missing, to="varying")
-    axis_type = cast(Any, jax.typeof(arrays[0])).manual_axis_type
+    axis_type = jax.typeof(arrays[0]).manual_axis_type
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axis_type) for shape, dtype in results
     ]
