@@ -7,7 +7,7 @@ whole commit, without its passes over every list.
 # pyright: reportUnknownMemberType=false
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,6 +17,7 @@ from .errors import first_fault
 from .geometry import ModelGeometry
 from .ids import HOLE, PhysicalBlocks, as_physical_blocks
 from .masks import choose
+from .mesh_axes import varying_axes
 from .ownership import Ownership, commit_ownership, owned_blocks, retire_nothing
 from .residency import Residency, commit_upload, fits_basis, replace_slots
 from .retention import keep_every_slot, kind_of_all_slots, plan_retention
@@ -33,18 +34,19 @@ def commit_plan(
     is_retention_due: Array,
 ) -> StepCommit:
     """See `step.commit_step`, which compiles this."""
+    static: Any = {"geometry": geometry, "policy": policy}
 
     def change() -> StepCommit:
-        return change_lists(
-            plan, residency, ownership, geometry=geometry, policy=policy, is_due=is_retention_due
-        )
+        return change_lists(plan, residency, ownership, is_due=is_retention_due, **static)
 
     def publish() -> StepCommit:
-        return publish_revision(plan, residency, ownership, geometry=geometry, policy=policy)
+        return publish_revision(plan, residency, ownership, **static)
 
-    return cast(
-        StepCommit, lax.cond(_is_no_change(plan, residency, is_retention_due), publish, change)
-    )
+    # JAX cannot batch a condition whose operands vary over a mesh axis.
+    if varying_axes((plan, residency, ownership, is_retention_due)):
+        return change()
+    is_idle = _is_no_change(plan, residency, is_retention_due)
+    return cast(StepCommit, lax.cond(is_idle, publish, change))
 
 
 def _is_no_change(plan: StepPlan, residency: Residency, is_due: Array) -> Bool[Array, ""]:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float32, Int32
 from blockcompact_jax.ids import AnyArray
 from blockcompact_jax.kernels._checks import describe
 from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.mesh_axes import result_type, vary_over, varying_axes
 from blockcompact_jax.operations import Members, Ranking
 
 
@@ -160,18 +161,10 @@ def _call(
     """Calls a target whose operands are rows; inside `shard_map` all vary over the same axes."""
     load_native()
     arrays = [jnp.asarray(operand) for operand in operands]
-    axis_types = [jax.typeof(array).manual_axis_type for array in arrays]
-    varying = frozenset[str]().union(*(kind.varying for kind in axis_types))
-    for place, kind in enumerate(axis_types):
-        missing = tuple(sorted(varying - kind.varying))
-        if missing:
-            arrays[place] = jax.lax.pcast(arrays[place], missing, to="varying")
-    axis_type = jax.typeof(arrays[0]).manual_axis_type
-    shapes = [
-        jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axis_type) for shape, dtype in results
-    ]
-    call = jax.ffi.ffi_call(target, shapes, vmap_method="broadcast_all")
-    return call(*arrays, **attributes)
+    axes = varying_axes(arrays)
+    types = [result_type(shape, dtype, axes) for shape, dtype in results]
+    call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
+    return call(*vary_over(arrays, axes), **attributes)
 
 
 def _check(name: str, array: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> None:

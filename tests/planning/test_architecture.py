@@ -13,7 +13,7 @@ import blockcompact_jax
 
 PACKAGE = Path(blockcompact_jax.__file__).parent
 STAGES = ["scores", "selection", "residency", "diff", "upload", "ownership", "retention"]
-SHARED = {"ids", "geometry", "errors", "masks", "operations", "ranking", "typed_jit"}
+SHARED = {"ids", "geometry", "errors", "masks", "mesh_axes", "operations", "ranking", "typed_jit"}
 PLANNING = [
     *STAGES,
     *sorted(SHARED),
