@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Int32
 
@@ -59,14 +60,13 @@ def _fold_rows(values: Array, combine: Callable[[Array, Array], Array]) -> Array
     XLA reduces the last axis one element after the other on CPU, but combines arrays on vectors:
     folding first is several times faster, and exact for integers.
     """
-    while values.shape[1] >= _MIN_FOLDED_PLACES:
-        size = values.shape[1] // _FOLDED_SLICES
-        slices = [values[:, size * i : size * (i + 1)] for i in range(_FOLDED_SLICES)]
-        rest = values[:, size * _FOLDED_SLICES :]
-        values = functools.reduce(combine, slices)
-        if rest.shape[1] > 0:
-            values = jnp.concatenate([values, rest], axis=1)
-    return values
+    if values.shape[1] < _MIN_FOLDED_PLACES:
+        return values
+    size = values.shape[1] // _FOLDED_SLICES
+    slices = [values[:, size * i : size * (i + 1)] for i in range(_FOLDED_SLICES)]
+    folded = functools.reduce(combine, slices)
+    rest = values[:, size * _FOLDED_SLICES :]
+    return folded if rest.shape[1] == 0 else jnp.concatenate([folded, rest], axis=1)
 
 
 def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array, "row max_ids"]:
@@ -140,7 +140,7 @@ def ids_from_mask(mask: AnyArray, capacity: int) -> Int32[Array, "row capacity"]
     """Returns the IDs where a mask holds, ascending, cut or padded with HOLE to `capacity`.
 
     The mask is packed into 32-bit words; the word of each output place comes from prefix sums of
-    the words' bit counts, the bit from halving the word. No scatter and no sort.
+    the words' bit counts, the bit from halving the word. No sort, and no scatter of every ID.
 
     Args:
         mask: Shape [row, id].
@@ -169,19 +169,14 @@ def ids_from_mask(mask: AnyArray, capacity: int) -> Int32[Array, "row capacity"]
 def _first_word_past(
     num_bits_through: Int32[Array, "row word"], places: Int32[Array, " place"]
 ) -> Int32[Array, "row place"]:
-    """Returns, per place, how many words end at or before it."""
+    """Returns, per place 0 … n - 1, how many words end at or before it."""
     num_rows, num_words = num_bits_through.shape
     if num_words <= _MAX_COMPARED_WORDS:
         ends_before = num_bits_through[:, None, :] <= places[None, :, None]
         return jnp.sum(ends_before, axis=-1, dtype=jnp.int32)
-    low = jnp.zeros((num_rows, places.shape[0]), jnp.int32)
-    step = 1 << (num_words - 1).bit_length()
-    while step > 0:
-        probe = low + step
-        value = take_in_rows(num_bits_through, jnp.minimum(probe, num_words) - 1)
-        low = jnp.where((probe <= num_words) & (value <= places), probe, low)
-        step //= 2
-    return low
+    rows = np.arange(num_rows, dtype=np.int32)
+    num_ending = count_by_id(num_bits_through, True, rows, (num_rows, places.shape[0]))
+    return jnp.cumsum(num_ending, axis=1, dtype=jnp.int32)
 
 
 def _select_bit(words: Array, rank: Array) -> Array:
