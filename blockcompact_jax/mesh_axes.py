@@ -25,7 +25,8 @@ def vary_over(tree: _Tree, axes: frozenset[str]) -> _Tree:
 
     def vary(leaf: Any) -> Array:
         missing = axes - jax.typeof(leaf).manual_axis_type.varying
-        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+        cast_to: Any = jax.lax.pcast
+        return cast_to(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
 
     return jax.tree.map(vary, tree)
 
