@@ -109,7 +109,7 @@ def numpy_rank(workload: Workload, inputs: Inputs) -> Call:
     return call
 
 
-def torch_rank(workload: Workload, inputs: Inputs) -> Call | None:
+def torch_rank(workload: Workload, inputs: Inputs, num_threads: int) -> Call | None:
     try:
         import torch
     except ImportError:
@@ -126,6 +126,7 @@ def torch_rank(workload: Workload, inputs: Inputs) -> Call | None:
         return mask.nonzero()[:, 1].reshape(-1, wanted)
 
     def call() -> torch.Tensor:
+        torch.set_num_threads(num_threads)
         values, best = torch.topk(scores, wanted, dim=1, sorted=False)
         threshold = values.min(1, keepdim=True).values
         if int((scores >= threshold).sum()) != best.numel():  # ties: topk took any of them

@@ -12,6 +12,7 @@ from .geometry import (
 )
 from .ids import HOLE
 from .metrics import CompactionMetrics
+from .operations import PURE_OPERATIONS, PlanOperations
 from .ownership import Ownership, ReferenceKind, empty_ownership
 from .residency import Residency, check_residency, empty_residency, graduate
 from .retention import RetentionKind, RetentionPlan, RetentionPolicy, resolve
@@ -30,6 +31,7 @@ from .upload import SourceKind, UploadPlan
 
 __all__ = [
     "HOLE",
+    "PURE_OPERATIONS",
     "BlockReduction",
     "CompactionError",
     "CompactionMetrics",
@@ -42,6 +44,7 @@ __all__ = [
     "Ownership",
     "OwnershipGranularity",
     "PlanError",
+    "PlanOperations",
     "ReferenceKind",
     "Residency",
     "Result",

@@ -14,10 +14,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int32
 
-from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
+from .errors import CompactionError, Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry
-from .ids import AnyArray, LogicalBlocks, as_logical_blocks
-from .masks import choose, lookup, place_by_id, place_mask, sort_ascending
+from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
+from .masks import choose, count_true, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency, Revisions
 from .selection import Selection
 
@@ -62,6 +63,7 @@ def diff(
     max_upload: int,
     common_slots: bool,
     force_full: AnyArray | bool = False,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> BlockDiffPlan:
     """Plans the upload of the wanted blocks that are not held.
 
@@ -73,37 +75,45 @@ def diff(
         common_slots: True for shared-table engines: the layers of a group upload equally many
             blocks, filled up from the ranked tail. False: exact counts, no padding.
         force_full: Replace everything held. Shape ().
+        operations: What compares and orders the lists (static); the result is the same.
 
     Raises:
         CompactionError: If block sizes or row counts differ (at trace time).
     """
     _check_static(selection, residency, geometry)
     max_want, max_blocks = selection.want.shape[1], selection.max_blocks
-    listed = jnp.concatenate([selection.want, selection.ranked_tail], axis=1)
     is_want = place_mask(selection.num_want, max_want)
     is_tail = place_mask(selection.num_ranked_tail, selection.ranked_tail.shape[1])
     is_listed = jnp.concatenate([is_want, is_tail], axis=1)
-    held = residency.logical_by_slot
+    listed = jnp.concatenate([selection.want, selection.ranked_tail], axis=1)
     is_valid_slot = place_mask(residency.num_valid, residency.max_slots)
-    place_by_held = place_by_id(held, is_valid_slot, max_blocks)
+    held = residency.logical_by_slot
+    members = operations.find_members(
+        jnp.where(is_listed, listed, HOLE),
+        jnp.where(is_valid_slot, held, HOLE),
+        max_ids=max_blocks,
+    )
     bound = jnp.minimum(selection.num_candidate_blocks, max_blocks)
     result = first_fault(
         selection.result,
         _count_fault(selection.num_want, max_want, geometry),
         _count_fault(selection.num_ranked_tail, selection.ranked_tail.shape[1], geometry),
         _count_fault(residency.num_valid, residency.max_slots, geometry),
-        _list_fault(listed, is_listed, place_by_id(listed, is_listed, max_blocks), bound, geometry),
-        _list_fault(held, is_valid_slot, place_by_held, bound, geometry),
+        _list_fault(listed, is_listed, members.repeated_id, bound, geometry),
+        _list_fault(held, is_valid_slot, members.repeated_other, bound, geometry),
     )
-    is_held = lookup(place_by_held, listed, is_listed) >= 0
-    fresh = is_listed & ~is_held
+    fresh = is_listed & ~members.is_member
     delta = _fill(fresh[:, :max_want], fresh[:, max_want:], geometry, common_slots)
     full = _fill(is_want, is_tail, geometry, common_slots)
     is_full = jnp.any(delta.num_missing > 0) | jnp.asarray(force_full)
     chosen = choose(is_full, full, delta)
     num_upload = chosen.num_new + chosen.num_pad
     result = first_fault(result, *_capacity_faults(chosen, max_upload, geometry))
-    is_member = chosen.is_uploaded & result.is_ok
+    uploaded = operations.sort_ids(
+        jnp.where(chosen.is_uploaded & result.is_ok, listed, HOLE),
+        max_ids=max_blocks,
+        capacity=max_upload,
+    )
     old = residency.revisions
     return BlockDiffPlan(
         basis=Revisions(
@@ -113,7 +123,7 @@ def diff(
             selection_revision=selection.selection_revision,
         ),
         is_full=is_full & result.is_ok,
-        upload_logical_blocks=as_logical_blocks(sort_ascending(listed, is_member, max_upload)),
+        upload_logical_blocks=as_logical_blocks(uploaded),
         num_upload=jnp.where(result.is_ok, num_upload, 0),
         num_new=jnp.where(result.is_ok, chosen.num_new, 0),
         num_pad=jnp.where(result.is_ok, chosen.num_pad, 0),
@@ -141,7 +151,7 @@ def _fill(
     geometry: ModelGeometry,
     common_slots: bool,
 ) -> _Filled:
-    num_new = jnp.sum(is_new, axis=1, dtype=jnp.int32)
+    num_new = count_true(is_new)
     if not common_slots:
         none = jnp.zeros_like(num_new)
         is_uploaded = jnp.concatenate([is_new, jnp.zeros_like(is_spare)], axis=1)
@@ -156,8 +166,8 @@ def _fill(
     num_wanted_pad = _group_max(num_new, geometry)[place] - num_new
     spare_rank = jnp.cumsum(is_spare, axis=1, dtype=jnp.int32)
     is_pad = is_spare & (spare_rank <= num_wanted_pad[:, None])
-    num_pad = jnp.sum(is_pad, axis=1, dtype=jnp.int32)
-    num_available = num_new + jnp.sum(is_spare, axis=1, dtype=jnp.int32)
+    num_pad = count_true(is_pad)
+    num_available = num_new + count_true(is_spare)
     shortest = -_group_max(-num_available, geometry)[place]
     return _Filled(
         is_uploaded=jnp.concatenate([is_new, is_pad], axis=1),
@@ -207,13 +217,14 @@ def _count_fault(count: AnyArray, capacity: int, geometry: ModelGeometry) -> Res
 def _list_fault(
     ids: AnyArray,
     is_filled: AnyArray,
-    place_of_id: AnyArray,
+    repeated: Int32[Array, " row"],
     bound: AnyArray,
     geometry: ModelGeometry,
 ) -> Result:
     """Returns the first ID out of range, then the first repeated ID."""
-    places = jnp.arange(ids.shape[1], dtype=jnp.int32)
-    last_place = lookup(place_of_id, ids, is_filled)
+    if ids.shape[1] == 0:
+        return ok_result()
+    repeated_id = jnp.take_along_axis(jnp.asarray(ids), jnp.maximum(repeated, 0)[:, None], axis=1)
     return first_fault(
         fault_at(
             is_filled & ((ids < 0) | (ids >= bound)),
@@ -222,10 +233,10 @@ def _list_fault(
             block=ids,
         ),
         fault_at(
-            is_filled & (last_place >= 0) & (last_place != places),
+            repeated != HOLE,
             ResultCode.DUPLICATE_BLOCK,
             layer_by_row=geometry.layer_by_row,
-            block=ids,
+            block=repeated_id[:, 0],
         ),
     )
 

@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Bool, Int32
 
 from .ids import HOLE, AnyArray
-from .masks import choose
+from .masks import choose, first_true
 
 
 class ResultCode(enum.IntEnum):
@@ -350,14 +350,13 @@ def fault_at(
     """
     if mask.size == 0:
         return ok_result()
-    # A minimum over places vectorises on CPU; an argmax does not.
-    places = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
-    first = jnp.min(jnp.where(mask, places, mask.size))
-    is_faulty = first < mask.size
-    place = jnp.minimum(first, mask.size - 1)
-    layer = jnp.asarray(layer_by_row, jnp.int32)[place // (mask.size // mask.shape[0])]
-    named = jnp.broadcast_to(block, mask.shape).reshape(-1)[place]
-    return fault_if(is_faulty, code, layer=layer, block=named)
+    columns = first_true(jnp.reshape(mask, (mask.shape[0], -1)))
+    first_row = first_true((columns != HOLE)[None, :])[0]
+    row = jnp.maximum(first_row, 0)
+    place = (row, jnp.maximum(columns[row], 0))[: mask.ndim]
+    layer = jnp.asarray(layer_by_row, jnp.int32)[row]
+    named = jnp.broadcast_to(block, mask.shape)[place]
+    return fault_if(first_row != HOLE, code, layer=layer, block=named)
 
 
 def first_fault(*results: Result) -> Result:

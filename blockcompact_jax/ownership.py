@@ -19,7 +19,8 @@ from jaxtyping import Bool, Int32
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import ids_from_mask, lookup, place_mask
+from .masks import count_by_id, count_true, lookup, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 
 
 class ReferenceKind(enum.IntEnum):
@@ -96,6 +97,7 @@ def reserve(
     geometry: ModelGeometry,
     max_reserve: int,
     kind: ReferenceKind = ReferenceKind.TRANSFER,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> tuple[Ownership, Int32[PhysicalBlocks, "owner max_reserve"], Result]:
     """Reserves the lowest free blocks of each owner.
 
@@ -108,13 +110,14 @@ def reserve(
         geometry: Static facts, to name a layer in a fault.
         max_reserve: Static capacity of the result.
         kind: TRANSFER, or REGULAR for blocks that the engine itself writes.
+        operations: What lists the free blocks (static); the result is the same.
 
     Returns:
         The new ownership, reserved blocks ascending and HOLE padded, and the first fault. Either
         every owner gets its blocks or nothing is reserved.
     """
     layers = geometry.layer_by_owner(ownership.granularity)
-    num_free = jnp.sum(ownership.is_free, axis=1, dtype=jnp.int32)
+    num_free = count_true(ownership.is_free)
     result = first_fault(
         fault_at(
             (num_blocks < 0) | (num_blocks > max_reserve),
@@ -127,7 +130,7 @@ def reserve(
         ),
     )
     granted = jnp.where(result.is_ok, num_blocks, 0)
-    lowest = ids_from_mask(ownership.is_free, max_reserve)
+    lowest = operations.list_mask(ownership.is_free, capacity=max_reserve)
     reserved = jnp.where(place_mask(granted, max_reserve), lowest, HOLE)
     last = jnp.max(reserved, axis=1, initial=HOLE)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
@@ -274,19 +277,18 @@ def owned_blocks(
     """Marks the blocks that any layer of each owner has in its table."""
     num_owners = geometry.num_owners(ownership.granularity)
     num_physical = ownership.num_physical_blocks
-    owner = geometry.owner_by_row(ownership.granularity)[:, None]
-    is_filled = place_mask(num_valid, physical_by_slot.shape[1]) & (physical_by_slot >= 0)
-    target = jnp.where(is_filled, physical_by_slot, num_physical)
-    empty = jnp.zeros((num_owners, num_physical), bool)
-    return empty.at[jnp.broadcast_to(owner, target.shape), target].set(True, mode="drop")
+    is_filled = place_mask(num_valid, physical_by_slot.shape[1])
+    owners = geometry.owner_by_row(ownership.granularity)
+    return count_by_id(physical_by_slot, is_filled, owners, (num_owners, num_physical)) > 0
 
 
-def retire_nothing(like: Retirement) -> Retirement:
-    """Returns a retirement of the given shapes that frees nothing."""
+def retire_nothing(ownership: Ownership) -> Retirement:
+    """Returns a retirement that frees nothing."""
+    shape = ownership.generation.shape
     return Retirement(
-        is_released=jnp.zeros_like(like.is_released),
-        num_retired=jnp.zeros_like(like.num_retired),
-        physical_blocks_released=jnp.zeros_like(like.physical_blocks_released),
+        is_released=jnp.zeros(shape, bool),
+        num_retired=jnp.zeros(shape[0], jnp.int32),
+        physical_blocks_released=jnp.int32(0),
     )
 
 
@@ -299,10 +301,9 @@ def _count_references(
     num_physical = ownership.num_physical_blocks
     layers = geometry.layer_by_owner(ownership.granularity)
     out_of_range = (physical_blocks < HOLE) | (physical_blocks >= num_physical)
-    target = jnp.where(physical_blocks < 0, num_physical, physical_blocks)
-    owners = np.arange(physical_blocks.shape[0], dtype=np.int32)[:, None]
-    counts = jnp.zeros(ownership.references.shape[1:], jnp.int32)
-    counts = counts.at[owners, target].add(1, mode="drop")
+    num_owners = physical_blocks.shape[0]
+    owners = np.arange(num_owners, dtype=np.int32)
+    counts = count_by_id(physical_blocks, True, owners, (num_owners, num_physical))
     result = first_fault(
         fault_at(
             out_of_range,
@@ -346,7 +347,7 @@ def _drop(
     generation = ownership.generation + is_released.astype(jnp.int32)
     retirement = Retirement(
         is_released=is_released,
-        num_retired=jnp.sum(is_retired, axis=1, dtype=jnp.int32),
+        num_retired=count_true(is_retired),
         physical_blocks_released=jnp.sum(is_released, dtype=jnp.int32),
     )
     return replace(ownership, references=references, generation=generation), retirement

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32, UInt32
 
 from .ids import AnyArray
-from .masks import ids_from_mask
+from .masks import count_true, ids_from_mask, take_in_rows
 
 LARGEST_KEY = np.uint32(0xFFFFFFFF)
 """Ranks before the key of every finite score."""
@@ -53,7 +53,7 @@ def top_mask(
     def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         bit, threshold, num_at_least = state
         probe = threshold | (jnp.uint32(1) << bit.astype(jnp.uint32))
-        num_probe = jnp.sum(keys >= probe[:, None], axis=1, dtype=jnp.int32)
+        num_probe = count_true(keys >= probe[:, None])
         is_enough = num_probe >= count
         return (
             bit - 1,
@@ -69,7 +69,7 @@ def top_mask(
 
     def cut_ties() -> Array:
         is_above = keys > threshold[:, None]
-        num_tied = count - jnp.sum(is_above, axis=1, dtype=jnp.int32)
+        num_tied = count - count_true(is_above)
         is_tied = keys == threshold[:, None]
         tie_rank = jnp.cumsum(is_tied, axis=1, dtype=jnp.int32)
         is_chosen = is_above | (is_tied & (tie_rank <= num_tied[:, None]))
@@ -85,7 +85,7 @@ def rank_top(
     ids = ids_from_mask(top_mask(keys, count), capacity)
     if keys.shape[1] == 0 or capacity == 0:
         return ids
-    found = jnp.take_along_axis(keys, jnp.maximum(ids, 0), axis=1)
+    found = take_in_rows(keys, jnp.maximum(ids, 0))
     chosen = jnp.where(ids >= 0, found, jnp.uint32(0))
     if capacity > _MAX_COMPARED_RANKS:
         _, ranked = lax.sort((~chosen, ids), dimension=1, num_keys=1, is_stable=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
 from .geometry import ModelGeometry
@@ -24,7 +24,7 @@ from .ids import (
     as_logical_blocks,
     as_physical_blocks,
 )
-from .masks import choose, place_mask
+from .masks import choose, count_true, place_mask, take_in_rows
 
 
 @jax.tree_util.register_dataclass
@@ -178,7 +178,7 @@ def graduate(
     """
     logical = jnp.asarray(logical_blocks)
     is_given = logical >= 0
-    num_given = jnp.sum(is_given, axis=1, dtype=jnp.int32)
+    num_given = count_true(is_given)
     is_held = jnp.any(residency.logical_by_slot[:, :, None] == logical[:, None, :], axis=1)
     num_places = logical.shape[1]
     is_earlier = np.tri(num_places, k=-1, dtype=bool)
@@ -303,20 +303,37 @@ def _append(
     if num_added == 0 or old.shape[1] == 0:
         return jnp.where(slots < jnp.asarray(start)[:, None], old, HOLE)
     place = jnp.clip(slots - jnp.asarray(start)[:, None], 0, num_added - 1)
-    new = jnp.take_along_axis(jnp.asarray(added), place, axis=1)
+    new = take_in_rows(added, place)
     kept = jnp.where(slots < jnp.asarray(start)[:, None], old, new)
     return jnp.where(slots < jnp.asarray(end)[:, None], kept, HOLE)
 
 
-def _stale_fault(current: Revisions, basis: Revisions) -> Result:
+def fits_basis(residency: Residency, basis: Revisions) -> Bool[Array, ""]:
+    """Returns whether a plan of this basis was made from this residency."""
+    return ~jnp.any(_differing(residency.revisions, basis))
+
+
+def _differing(current: Revisions, basis: Revisions) -> Bool[Array, "4"]:
     pairs = (
         (current.request_epoch, basis.request_epoch),
         (current.pool_generation, basis.pool_generation),
         (current.map_revision, basis.map_revision),
         (current.selection_revision + 1, basis.selection_revision),
     )
-    differs = jnp.stack([jnp.asarray(a != b) for a, b in pairs])
-    values = jnp.stack([jnp.asarray(b, jnp.int32) for _, b in pairs])
+    return jnp.stack([jnp.asarray(a != b) for a, b in pairs])
+
+
+def _stale_fault(current: Revisions, basis: Revisions) -> Result:
+    revisions = (
+        basis.request_epoch,
+        basis.pool_generation,
+        basis.map_revision,
+        basis.selection_revision,
+    )
+    values = jnp.stack([jnp.asarray(revision, jnp.int32) for revision in revisions])
     return fault_at(
-        differs, ResultCode.STALE_PLAN, layer_by_row=np.full(4, HOLE, np.int32), block=values
+        _differing(current, basis),
+        ResultCode.STALE_PLAN,
+        layer_by_row=np.full(4, HOLE, np.int32),
+        block=values,
     )

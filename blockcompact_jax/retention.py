@@ -27,7 +27,8 @@ from .ids import (
     as_physical_blocks,
     as_resident_slots,
 )
-from .masks import lookup, place_by_id, place_mask, sort_ascending
+from .masks import count_true, lookup, place_mask
+from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency
 from .selection import Selection
 
@@ -143,6 +144,7 @@ def plan_retention(
     geometry: ModelGeometry,
     policy: RetentionPolicy,
     is_due: AnyArray | bool = True,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> RetentionPlan:
     """Plans which resident slots each layer keeps: held, after the upload, and wanted.
 
@@ -152,17 +154,20 @@ def plan_retention(
         geometry: Static facts.
         policy: Static policy.
         is_due: False keeps every slot (retaining now would not pay). Shape ().
+        operations: What compares and orders the lists (static); the result is the same.
     """
     slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
     is_valid = place_mask(residency.num_valid, residency.max_slots)
     is_want = place_mask(selection.num_want, selection.want.shape[1])
-    place_by_want = place_by_id(selection.want, is_want, selection.max_blocks)
-    is_wanted = lookup(place_by_want, residency.logical_by_slot, is_valid) >= 0
+    is_wanted = operations.find_members(
+        jnp.where(is_valid, residency.logical_by_slot, HOLE),
+        jnp.where(is_want, selection.want, HOLE),
+        max_ids=selection.max_blocks,
+    ).is_member
     is_exact = jnp.where(jnp.asarray(is_due), is_wanted, is_valid)
     kind, is_kept = _choose_kind(is_exact, is_valid, residency, geometry, policy)
-    num_keep = jnp.sum(is_kept, axis=1, dtype=jnp.int32)
-    every_slot = jnp.broadcast_to(slots, is_kept.shape)
-    keep_slots = sort_ascending(every_slot, is_kept, residency.max_slots)
+    num_keep = count_true(is_kept)
+    keep_slots = operations.list_mask(is_kept, capacity=residency.max_slots)
     is_filled = keep_slots >= 0
     logical = lookup(residency.logical_by_slot, keep_slots, is_filled)
     remapped = lookup(residency.physical_by_slot, keep_slots, is_filled)
@@ -178,25 +183,33 @@ def plan_retention(
         physical_by_slot=as_physical_blocks(physical),
         move_from=as_physical_blocks(jnp.where(is_moved, remapped, HOLE)),
         move_to=as_physical_blocks(jnp.where(is_moved, physical, HOLE)),
-        num_moves=jnp.sum(is_moved, axis=1, dtype=jnp.int32),
-        num_unwanted=jnp.sum(is_kept & ~is_exact, axis=1, dtype=jnp.int32),
+        num_moves=count_true(is_moved),
+        num_unwanted=count_true(is_kept & ~is_exact),
         table_entries_written=_count_entries(kind, is_filled, keep_slots != slots, geometry),
     )
 
 
-def keep_every_slot(residency: Residency, like: RetentionPlan) -> RetentionPlan:
+def kind_of_all_slots(
+    residency: Residency, *, geometry: ModelGeometry, policy: RetentionPolicy
+) -> Int32[Array, " group"]:
+    """Returns each group's `RetentionKind` where every slot is kept."""
+    is_valid = place_mask(residency.num_valid, residency.max_slots)
+    return _choose_kind(is_valid, is_valid, residency, geometry, policy)[0]
+
+
+def keep_every_slot(residency: Residency, kind: Int32[Array, " group"]) -> RetentionPlan:
     """Returns a plan that keeps a residency exactly as it is.
 
     Args:
         residency: What stays.
-        like: Gives the shapes and the kinds.
+        kind: `RetentionKind` of each group.
     """
     is_valid = place_mask(residency.num_valid, residency.max_slots)
     slots = jnp.arange(residency.max_slots, dtype=jnp.int32)
-    holes = as_physical_blocks(jnp.full_like(like.move_from, HOLE))
-    zeros = jnp.zeros_like(like.num_moves)
+    holes = as_physical_blocks(jnp.full(is_valid.shape, HOLE, jnp.int32))
+    zeros = jnp.zeros(is_valid.shape[:1], jnp.int32)
     return RetentionPlan(
-        kind=like.kind,
+        kind=kind,
         keep_slots=as_resident_slots(jnp.where(is_valid, slots, HOLE)),
         num_keep=jnp.asarray(residency.num_valid),
         logical_by_slot=residency.logical_by_slot,
@@ -205,7 +218,7 @@ def keep_every_slot(residency: Residency, like: RetentionPlan) -> RetentionPlan:
         move_to=holes,
         num_moves=zeros,
         num_unwanted=zeros,
-        table_entries_written=jnp.zeros_like(like.table_entries_written),
+        table_entries_written=jnp.int32(0),
     )
 
 
@@ -312,7 +325,7 @@ def _count_entries(
     geometry: ModelGeometry,
 ) -> Int32[Array, ""]:
     """Counts changed table entries: once for a shared table, per layer for layer tables."""
-    changed = jnp.sum(is_filled & is_changed, axis=1, dtype=jnp.int32)
+    changed = count_true(is_filled & is_changed)
     total = jnp.int32(0)
     for place in range(len(geometry.full_groups)):
         rows = np.flatnonzero(geometry.group_place_by_row == place)

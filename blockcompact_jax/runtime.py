@@ -25,6 +25,7 @@ from blockcompact_jax.ids import (
     as_physical_blocks,
 )
 from blockcompact_jax.kernels import (
+    NativeOperations,
     RegisteredPool,
     host_pool_upload,
     raise_for_status,
@@ -56,7 +57,7 @@ _ROW_COLUMNS = ("layer_row", "source_block", "physical_block", "valid_tokens")
 _NO_COSTS = CompactionMetrics(plan_us=0.0, table_us=0.0, wait_us=0.0, allocator_us=0.0, move_us=0.0)
 
 _graduate = typed_jit(static_argnames=("geometry",))(graduate)
-_reserve = typed_jit(static_argnames=("geometry", "max_reserve", "kind"))(reserve)
+_reserve = typed_jit(static_argnames=("geometry", "max_reserve", "kind", "operations"))(reserve)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +146,7 @@ class CompactionRuntime:
             selection=selection,
             retention=RetentionPolicy(tables=TableSupport.LAYER),
             max_upload=selection.max_want,
+            operations=NativeOperations(),
         )
         self.metrics = _NO_COSTS
         self.num_selections = 0
@@ -166,6 +168,11 @@ class CompactionRuntime:
         self._state = _State(
             residency=residency, ownership=ownership, tail=tail, num_candidate_blocks=0
         )
+
+    @property
+    def policy(self) -> StepPolicy:
+        """The static choices of every step, and which operations it runs on."""
+        return self._policy
 
     @property
     def residency(self) -> Residency:
@@ -316,6 +323,7 @@ class CompactionRuntime:
             geometry=self._geometry,
             max_reserve=self.num_tail_blocks,
             kind=ReferenceKind.REGULAR,
+            operations=self._policy.operations,
         )
         raise_for_result(result)
         return owned, np.asarray(blocks)[:, :num_blocks]

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float32, Int32, UInt32
+from jaxtyping import Bool, Float32, Int32
 
 from .errors import CompactionError, Result, ResultCode, fault_at, fault_if, first_fault
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
 from .masks import place_mask
-from .ranking import LARGEST_KEY, rank_top, score_keys, top_mask
+from .operations import PURE_OPERATIONS, PlanOperations, rank_keys
+from .ranking import top_mask
 from .scores import BlockReduction, HeadReduction
 
 
@@ -129,6 +130,7 @@ def select(
     geometry: ModelGeometry,
     policy: SelectionPolicy,
     is_resident: Bool[AnyArray, "row max_blocks"] | None = None,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> Selection:
     """Chooses the wanted blocks of every full-attention layer.
 
@@ -142,6 +144,7 @@ def select(
         geometry: Static facts; one row per full-attention layer.
         policy: Static policy.
         is_resident: Resident blocks, for `resident_margin`. Shape [row, max_blocks].
+        operations: What ranks (static); the result is the same.
 
     Returns:
         The selection; on a fault, an empty one whose `result` says why.
@@ -152,28 +155,33 @@ def select(
     _check_scores(scores, geometry)
     num_rows, max_blocks = scores.shape
     num_candidates = jnp.asarray(num_candidate_blocks, jnp.int32)
-    is_candidate = jnp.arange(max_blocks, dtype=jnp.int32) < num_candidates
-    result = first_fault(
-        fault_if(
-            (num_candidates < 0) | (num_candidates > max_blocks),
-            ResultCode.CANDIDATES_OUT_OF_RANGE,
-            block=num_candidates,
-        ),
-        fault_at(
-            is_candidate & ~jnp.isfinite(scores),
-            ResultCode.NON_FINITE_SCORE,
-            layer_by_row=geometry.layer_by_row,
-            block=jnp.arange(max_blocks, dtype=jnp.int32),
-        ),
-    )
-    keys = _rank_keys(jnp.asarray(scores), is_candidate, policy, is_resident)
+    scores = _favour_resident(jnp.asarray(scores), policy, is_resident)
     num_want, effective_budget, budget_result = _want_counts(
-        keys, num_candidates, budget_blocks, geometry=geometry, policy=policy
+        scores, num_candidates, budget_blocks, geometry=geometry, policy=policy
     )
-    result = first_fault(result, budget_result)
+    count_result = fault_if(
+        (num_candidates < 0) | (num_candidates > max_blocks),
+        ResultCode.CANDIDATES_OUT_OF_RANGE,
+        block=num_candidates,
+    )
+    is_counted = count_result.is_ok & budget_result.is_ok
+    ranking = operations.rank(
+        scores,
+        jnp.where(is_counted, jnp.minimum(num_want + policy.max_tail, num_candidates), 0),
+        num_candidates=num_candidates,
+        num_sinks=policy.sink_blocks,
+        capacity=policy.max_want + policy.max_tail,
+    )
+    score_result = fault_at(
+        ranking.first_non_finite != HOLE,
+        ResultCode.NON_FINITE_SCORE,
+        layer_by_row=geometry.layer_by_row,
+        block=ranking.first_non_finite,
+    )
+    result = first_fault(count_result, score_result, budget_result)
     num_want = jnp.where(result.is_ok, num_want, 0)
     num_listed = jnp.where(result.is_ok, jnp.minimum(num_want + policy.max_tail, num_candidates), 0)
-    listed = rank_top(keys, num_listed, policy.max_want + policy.max_tail)
+    listed = ranking.blocks
     want, tail = _split(listed, num_want, num_listed - num_want, policy)
     return Selection(
         want=as_logical_blocks(want),
@@ -271,21 +279,19 @@ def _split(
     return want, jnp.where(place_mask(num_tail, policy.max_tail), tail, HOLE)
 
 
-def _rank_keys(
-    scores: Array, is_candidate: Array, policy: SelectionPolicy, is_resident: AnyArray | None
-) -> UInt32[Array, "row block"]:
-    """Maps scores to rank keys: larger is better, 0 is no candidate, sinks are largest."""
-    if policy.resident_margin > 0.0 and is_resident is not None:
-        raised = scores + np.float32(policy.resident_margin)
-        raised = jnp.minimum(raised, np.finfo(np.float32).max)
-        scores = jnp.where(is_resident, raised, scores)
-    is_sink = jnp.arange(scores.shape[1], dtype=jnp.int32) < policy.sink_blocks
-    keys = jnp.where(is_sink, LARGEST_KEY, score_keys(scores))
-    return jnp.where(is_candidate, keys, jnp.uint32(0))
+def _favour_resident(
+    scores: Array, policy: SelectionPolicy, is_resident: AnyArray | None
+) -> Float32[Array, "row block"]:
+    """Adds the margin to the finite scores of resident blocks."""
+    if policy.resident_margin == 0.0 or is_resident is None:
+        return scores
+    raised = scores + np.float32(policy.resident_margin)
+    raised = jnp.minimum(raised, np.finfo(np.float32).max)
+    return jnp.where(is_resident & jnp.isfinite(scores), raised, scores)
 
 
 def _want_counts(
-    keys: UInt32[Array, "row block"],
+    scores: Float32[Array, "row block"],
     num_candidates: Int32[Array, ""],
     budget_blocks: AnyArray | int,
     *,
@@ -307,6 +313,7 @@ def _want_counts(
     effective = jnp.maximum(budget, smallest)
     num_want = jnp.clip(effective - policy.recent_blocks, 0, jnp.maximum(num_candidates, 0))
     if policy.layer_budget is LayerBudget.SCORE_MASS:
+        keys = rank_keys(scores, num_candidates, policy.sink_blocks)
         best = top_mask(keys.reshape(1, -1), jnp.sum(num_want)[None])
         num_want = jnp.sum(best.reshape(keys.shape), axis=1, dtype=jnp.int32)
         effective = num_want + policy.recent_blocks

@@ -6,96 +6,32 @@ is retraced as long as shapes, geometry and policy stay.
 
 # pyright: reportUnknownMemberType=false
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jaxtyping import Int32
 
+from .commit import commit_plan
 from .diff import BlockDiffPlan, diff
 from .errors import Result, first_fault
 from .geometry import ModelGeometry, OwnershipGranularity, TableSupport
-from .ids import HOLE, AnyArray, PhysicalBlocks, SourceBlocks, as_physical_blocks
-from .masks import choose, place_by_id, place_mask
+from .ids import HOLE, AnyArray, SourceBlocks, as_physical_blocks
+from .masks import place_by_id, place_mask
 from .ownership import (
     Ownership,
     ReferenceKind,
-    Retirement,
-    commit_ownership,
     generation_of,
-    owned_blocks,
     release,
     reserve,
-    retire_nothing,
 )
-from .residency import Residency, commit_upload, replace_slots
-from .retention import RetentionPlan, RetentionPolicy, keep_every_slot, plan_retention
+from .residency import Residency
 from .scores import reduce_heads
-from .selection import Selection, SelectionPolicy, select
+from .selection import Selection, select
+from .step_types import StepCommit, StepPlan, StepPolicy
 from .typed_jit import typed_jit
-from .upload import SourceKind, UploadPlan, plan_upload
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPolicy:
-    """All static choices of a step. Frozen and hashable.
-
-    Attributes:
-        selection: How blocks are chosen.
-        retention: What tables the engine reads; shared tables also make the layers of a group
-            upload equally many blocks.
-        max_upload: Static upload capacity per layer, in blocks.
-        source_kind: What a transfer reads.
-    """
-
-    selection: SelectionPolicy
-    retention: RetentionPolicy
-    max_upload: int
-    source_kind: SourceKind = SourceKind.SOURCE_ONLY
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class StepPlan:
-    """One request's plan: what to select, upload, and where to.
-
-    Attributes:
-        selection: The wanted blocks.
-        diff: The blocks to upload per layer.
-        upload: The rows of the transfer.
-        reserved: Reserved destinations per owner, HOLE padded.
-        reserved_generation: Their generations, so that a late commit or abort cannot touch blocks
-            that were freed and handed to another operation since.
-        result: The first fault of any stage. On a fault nothing is reserved or uploaded.
-    """
-
-    selection: Selection
-    diff: BlockDiffPlan
-    upload: UploadPlan
-    reserved: Int32[PhysicalBlocks, "owner max_upload"]
-    reserved_generation: Int32[Array, "owner max_upload"]
-    result: Result
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class StepCommit:
-    """The state after a transfer landed on all ranks.
-
-    Attributes:
-        residency: New lists. With BYTE_MOVE they hold once the moves of `retention` are done.
-        ownership: New reference counts.
-        retention: What the retention rewrites or moves.
-        retirement: What it retired and freed.
-        result: The first fault. On a fault residency and ownership are the ones given.
-    """
-
-    residency: Residency
-    ownership: Ownership
-    retention: RetentionPlan
-    retirement: Retirement
-    result: Result
+from .upload import plan_upload
 
 
 def _select_and_diff(
@@ -123,6 +59,7 @@ def _select_and_diff(
         geometry=geometry,
         policy=policy.selection,
         is_resident=is_resident,
+        operations=policy.operations,
     )
     plan = diff(
         selection,
@@ -131,6 +68,7 @@ def _select_and_diff(
         max_upload=policy.max_upload,
         common_slots=policy.retention.tables is TableSupport.SHARED,
         force_full=force_full,
+        operations=policy.operations,
     )
     return selection, plan
 
@@ -150,7 +88,11 @@ def _reserve_and_upload(
     else:
         num_blocks = plan.num_upload
     reserving, reserved, reserve_result = reserve(
-        ownership, num_blocks, geometry=geometry, max_reserve=policy.max_upload
+        ownership,
+        num_blocks,
+        geometry=geometry,
+        max_reserve=policy.max_upload,
+        operations=policy.operations,
     )
     destinations = reserved[geometry.owner_by_row(ownership.granularity)]
     upload = plan_upload(
@@ -251,49 +193,13 @@ def commit_step(
     Returns:
         The new state, or the given one with a fault.
     """
-    uploaded, upload_result = commit_upload(
-        residency,
-        plan.diff.basis,
-        plan.diff.upload_logical_blocks,
-        _destinations(plan, ownership, geometry),
-        plan.diff.num_upload,
-        is_full=plan.diff.is_full,
-        geometry=geometry,
-    )
-    retention = plan_retention(
-        uploaded,
-        plan.selection,
-        geometry=geometry,
-        policy=policy.retention,
-        is_due=is_retention_due,
-    )
-    retained = replace_slots(
-        uploaded, retention.logical_by_slot, retention.physical_by_slot, retention.num_keep
-    )
-    owned, retirement, owner_result = commit_ownership(
-        ownership,
-        plan.reserved,
-        plan.reserved_generation,
-        owned_blocks(residency.physical_by_slot, residency.num_valid, ownership, geometry),
-        owned_blocks(retained.physical_by_slot, retained.num_valid, ownership, geometry),
-        geometry=geometry,
-    )
-    result = first_fault(plan.result, upload_result, owner_result)
-    unchanged = (
+    return commit_plan(
+        plan,
         residency,
         ownership,
-        keep_every_slot(residency, retention),
-        retire_nothing(retirement),
-    )
-    committed = (retained, owned, retention, retirement)
-    chosen = choose(result.is_ok, committed, unchanged)
-    new_residency, new_ownership, new_retention, new_retirement = chosen
-    return StepCommit(
-        residency=new_residency,
-        ownership=new_ownership,
-        retention=new_retention,
-        retirement=new_retirement,
-        result=result,
+        geometry=geometry,
+        policy=policy,
+        is_retention_due=jnp.asarray(is_retention_due),
     )
 
 
@@ -379,9 +285,3 @@ def plan_requests(
 
     owned, plans = lax.scan(reserve_one, ownership, planned)
     return plans, owned
-
-
-def _destinations(
-    plan: StepPlan, ownership: Ownership, geometry: ModelGeometry
-) -> Int32[PhysicalBlocks, "row max_upload"]:
-    return as_physical_blocks(plan.reserved[geometry.owner_by_row(ownership.granularity)])

@@ -23,4 +23,7 @@ HandlerList AttendHandlers();
 // Scores and summaries of blocks.
 HandlerList BlockScoreHandlers();
 
+// Ranking, and lists and masks of IDs.
+HandlerList RankHandlers();
+
 }  // namespace blockcompact_ffi

@@ -175,6 +175,7 @@ py::dict FfiTargets() {
   py::dict targets;
   for (const HandlerList& handlers :
        {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers()}) {
+       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), RankHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }

@@ -52,6 +52,9 @@ from blockcompact_jax.kernels.pools import PlainStrides as PlainStrides
 from blockcompact_jax.kernels.pools import PoolClosedError as PoolClosedError
 from blockcompact_jax.kernels.pools import PoolShape as PoolShape
 from blockcompact_jax.kernels.pools import RegisteredPool as RegisteredPool
+from blockcompact_jax.kernels.rank import NativeOperations as NativeOperations
+from blockcompact_jax.kernels.rank import RankOrder as RankOrder
+from blockcompact_jax.kernels.rank import rank as rank
 from blockcompact_jax.kernels.results import GatherResult as GatherResult
 from blockcompact_jax.kernels.results import PoolGatherResult as PoolGatherResult
 from blockcompact_jax.kernels.results import PoolMoveResult as PoolMoveResult

@@ -153,6 +153,32 @@ def requests_split_over_devices_equal_the_twin():
         cases.assert_is_twins(cases.item(plans, place), cases.item(done, place), case, KIND)
 
 
+def native_operations_plan_the_same_bytes_on_ranks():
+    native = cases.KINDS["shared, native"]
+    batch = [cases.make((11, place), native) for place in range(NUM_DEVICES * 2)]
+    stacked = cases.stack([cases.inputs(case, native) for case in batch])
+    split = on_ranks(jax.vmap(cases.step(native)), NUM_DEVICES, BY_RANK)
+    plans, done = jax.tree.map(np.asarray, split(*stacked))
+    for place, case in enumerate(batch):
+        cases.assert_is_twins(cases.item(plans, place), cases.item(done, place), case, native)
+
+
+def native_operands_may_vary_over_some_axes_only():
+    rng = np.random.default_rng(2)
+    ids = rng.integers(0, 50, (NUM_DEVICES, 3, 20)).astype(np.int32)
+    others = rng.integers(0, 50, (3, 30)).astype(np.int32)
+
+    def run(mine, shared):
+        found = native_operations.find_members(mine[0], shared, max_ids=50)
+        return found.is_member[None]
+
+    native_operations = cases.KINDS["shared, native"].operations
+    got = np.asarray(on_ranks(run, NUM_DEVICES, (BY_RANK, P()))(ids, others))
+    for rank, mine in enumerate(ids):
+        expected = [np.isin(row, other) for row, other in zip(mine, others, strict=True)]
+        assert np.array_equal(got[rank], expected), rank
+
+
 def thousands_of_equal_scores_give_the_lowest_blocks():
     policy = SelectionPolicy(max_want=100, sink_blocks=0, recent_blocks=0)
 
@@ -180,6 +206,8 @@ CASES = (
     one_ranks_nan_is_refused_by_all,
     max_over_ranks_is_refused_with_a_nan_too,
     requests_split_over_devices_equal_the_twin,
+    native_operations_plan_the_same_bytes_on_ranks,
+    native_operands_may_vary_over_some_axes_only,
     thousands_of_equal_scores_give_the_lowest_blocks,
 )
 

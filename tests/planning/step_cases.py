@@ -6,6 +6,8 @@ import jax
 import numpy as np
 
 from blockcompact_jax.geometry import OwnershipGranularity, TableSupport
+from blockcompact_jax.kernels import NativeOperations
+from blockcompact_jax.operations import PURE_OPERATIONS, PlanOperations
 from blockcompact_jax.ownership import Ownership
 from blockcompact_jax.retention import RetentionKind, RetentionPolicy
 from blockcompact_jax.selection import SelectionPolicy
@@ -27,6 +29,7 @@ class Kind:
     granularity: OwnershipGranularity
     source_kind: SourceKind
     max_tail: int
+    operations: PlanOperations = PURE_OPERATIONS
 
     @property
     def policy(self):
@@ -35,6 +38,7 @@ class Kind:
             retention=RetentionPolicy(tables=self.tables),
             max_upload=12,
             source_kind=self.source_kind,
+            operations=self.operations,
         )
 
     def facts(self, geometry):
@@ -61,6 +65,10 @@ KINDS = {
         TableSupport.SHARED, OwnershipGranularity.GROUP, SourceKind.SOURCE_ONLY, MAX_BLOCKS
     ),
     "layer": Kind(TableSupport.LAYER, OwnershipGranularity.LAYER, SourceKind.CPU_COPY, 4),
+}
+KINDS |= {
+    f"{name}, native": dataclasses.replace(kind, operations=NativeOperations())
+    for name, kind in KINDS.items()
 }
 
 

@@ -13,8 +13,17 @@ import blockcompact_jax
 
 PACKAGE = Path(blockcompact_jax.__file__).parent
 STAGES = ["scores", "selection", "residency", "diff", "upload", "ownership", "retention"]
-SHARED = {"ids", "geometry", "errors", "masks", "ranking", "typed_jit"}
-PLANNING = [*STAGES, *sorted(SHARED), "pins", "step", "speculation", "metrics"]
+SHARED = {"ids", "geometry", "errors", "masks", "mesh_axes", "operations", "ranking", "typed_jit"}
+PLANNING = [
+    *STAGES,
+    *sorted(SHARED),
+    "pins",
+    "step_types",
+    "commit",
+    "step",
+    "speculation",
+    "metrics",
+]
 
 
 def relative_imports(name):
@@ -51,7 +60,7 @@ def test_the_core_imports_no_engine_kernel_or_runtime(name):
 
 
 def plan_types():
-    for name in [*STAGES, "errors", "pins", "step", "speculation"]:
+    for name in [*STAGES, "errors", "pins", "step_types", "speculation"]:
         module = importlib.import_module(f"blockcompact_jax.{name}")
         for _, kind in inspect.getmembers(module, dataclasses.is_dataclass):
             fields = dataclasses.fields(kind)

@@ -55,3 +55,15 @@ def test_SEL_3_requests_split_over_eight_devices(outcomes):
 def test_SEL_3_thousands_of_equal_scores_on_ranks(outcomes):
     """SEL-3: 4,096 equal scores give the lowest IDs on every rank."""
     assert not outcomes["thousands_of_equal_scores_give_the_lowest_blocks"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "native_operations_plan_the_same_bytes_on_ranks",
+        "native_operands_may_vary_over_some_axes_only",
+    ],
+)
+def test_SEL_3_native_operations_under_shard_map(outcomes, case):
+    """SEL-3: native calls keep the type checks of `shard_map` and give the twin's bytes."""
+    assert not outcomes[case]

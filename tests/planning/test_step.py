@@ -328,7 +328,7 @@ def test_SEL_3_new_values_do_not_retrace(monkeypatch):
 
         monkeypatch.setattr(step_module, name, counting)
 
-    for name in ("select", "commit_upload", "release"):
+    for name in ("select", "commit_plan", "release"):
         count(name)
     kind = cases.KINDS["shared"]
 

@@ -1,0 +1,174 @@
+"""Ranking, membership and ascending lists as native calls on CPU.
+
+`NativeOperations` is what planning uses; its reference is `operations.PureOperations`. Leading axes
+are rows, so `vmap` makes one call of a batch; rows run in parallel on XLA's own threads.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float32, Int32
+
+from blockcompact_jax.ids import AnyArray
+from blockcompact_jax.kernels._checks import describe
+from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.mesh_axes import result_type, vary_over, varying_axes
+from blockcompact_jax.operations import Members, Ranking
+
+
+class RankOrder(enum.IntEnum):
+    """How `rank` lists the chosen blocks: best first, or ascending."""
+
+    SCORE = 0
+    BLOCK = 1
+
+
+def rank(
+    scores: Float32[AnyArray, "row block"],
+    count: Int32[AnyArray, " row"],
+    *,
+    capacity: int,
+    num_candidates: AnyArray | None = None,
+    num_sinks: int = 0,
+    order: RankOrder = RankOrder.SCORE,
+    is_excluded: Bool[AnyArray, "row block"] | None = None,
+) -> Ranking:
+    """Lists the best candidates of each row by (-score, logical block), without a full sort.
+
+    -0.0 and 0.0 tie, denormals are told apart, and a row with a candidate that is NaN or infinite
+    lists nothing.
+
+    Args:
+        scores: block scores, float32 [row, block]; places past the candidates may hold anything.
+        count: blocks to take, int32 [row], cut to 0 … min(candidates, capacity).
+        capacity: static length of a list.
+        num_candidates: the first blocks of a row, which alone are looked at. int32, shape () or
+            [row]; all blocks if None.
+        num_sinks: first blocks, which rank before all others (static).
+        order: best first, or ascending (static).
+        is_excluded: blocks that are taken but not listed, such as held ones. bool [row, block].
+
+    Returns:
+        The logical blocks, int32 [row, capacity], HOLE padded, and each row's first non-finite
+        candidate.
+
+    Raises:
+        ValueError: For shapes and dtypes.
+        NativeModuleError: Where the compiled module is missing.
+    """
+    _check("scores", scores, np.float32)
+    num_rows, num_blocks = scores.shape
+    _check("count", count, np.int32, (num_rows,))
+    limit = num_blocks if num_candidates is None else num_candidates
+    has_excluded = is_excluded is not None
+    if has_excluded:
+        _check("is_excluded", is_excluded, np.bool_, scores.shape)
+    blocks, first_non_finite = _call(
+        "blockcompact_rank",
+        [((num_rows, capacity), np.int32), ((num_rows,), np.int32)],
+        scores,
+        jnp.broadcast_to(jnp.asarray(limit, jnp.int32), (num_rows,)),
+        count,
+        is_excluded if has_excluded else np.zeros(0, bool),
+        num_sinks=np.int64(num_sinks),
+        order=np.int64(order),
+        has_excluded=np.bool_(has_excluded),
+    )
+    return Ranking(blocks, first_non_finite)
+
+
+@dataclass(frozen=True)
+class NativeOperations:
+    """`PlanOperations` as native calls, on CPU alone.
+
+    Every call raises NativeModuleError where the compiled module is missing.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a record of a run calls this implementation."""
+        return "native"
+
+    def rank(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        count: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+        capacity: int,
+    ) -> Ranking:
+        """See `PlanOperations.rank`."""
+        return rank(
+            scores,
+            count,
+            capacity=capacity,
+            num_candidates=num_candidates,
+            num_sinks=num_sinks,
+        )
+
+    def find_members(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        others: Int32[AnyArray, "row other"],
+        *,
+        max_ids: int,
+    ) -> Members:
+        """See `PlanOperations.find_members`."""
+        _check("ids", ids, np.int32)
+        _check("others", others, np.int32, (ids.shape[0], others.shape[-1]))
+        rows = ((ids.shape[0],), np.int32)
+        results = _call(
+            "blockcompact_find_members",
+            [(ids.shape, np.bool_), rows, rows],
+            ids,
+            others,
+            max_ids=np.int64(max_ids),
+        )
+        return Members(*results)
+
+    def sort_ids(
+        self, ids: Int32[AnyArray, "row place"], *, max_ids: int, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """See `PlanOperations.sort_ids`."""
+        _check("ids", ids, np.int32)
+        shape = (ids.shape[0], capacity)
+        return _call("blockcompact_sort_ids", [(shape, np.int32)], ids, max_ids=np.int64(max_ids))[
+            0
+        ]
+
+    def list_mask(
+        self, is_set: Bool[AnyArray, "row id"], *, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """See `PlanOperations.list_mask`."""
+        _check("is_set", is_set, np.bool_)
+        return _call("blockcompact_list_masks", [((is_set.shape[0], capacity), np.int32)], is_set)[
+            0
+        ]
+
+
+def _call(
+    target: str, results: Sequence[tuple[tuple[int, ...], Any]], *operands: Any, **attributes: Any
+) -> Sequence[Array]:
+    """Calls a target whose operands are rows; inside `shard_map` all vary over the same axes."""
+    load_native()
+    arrays = [jnp.asarray(operand) for operand in operands]
+    axes = varying_axes(arrays)
+    types = [result_type(shape, dtype, axes) for shape, dtype in results]
+    call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
+    return call(*vary_over(arrays, axes), **attributes)
+
+
+def _check(name: str, array: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> None:
+    is_fine = array.dtype == dtype and (array.ndim == 2 if shape is None else array.shape == shape)
+    if not is_fine:
+        expected = "[row, place]" if shape is None else list(shape)
+        raise ValueError(f"`{name}` is {describe(array)}; expected {np.dtype(dtype)} {expected}")

@@ -1,0 +1,190 @@
+"""The row operations that planning is made of, and their pure implementation.
+
+Planning runs on any implementation of `PlanOperations`; all give the same bytes. `PURE_OPERATIONS`
+is plain JAX: it runs on every backend and is the reference. `kernels.NativeOperations` runs on CPU,
+several times faster. Which one a plan uses is a static choice of its caller, never a fallback.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float32, Int32, UInt32
+
+from .ids import HOLE, AnyArray
+from .masks import first_true, ids_from_mask, lookup, place_by_id, sort_ascending
+from .ranking import LARGEST_KEY, rank_top, score_keys
+
+
+class Ranking(NamedTuple):
+    """The best blocks of each row.
+
+    Attributes:
+        blocks: logical blocks, best first, HOLE padded. int32 [row, capacity].
+        first_non_finite: lowest candidate whose score is NaN or infinite, HOLE where there is none.
+            Such a row lists nothing. int32 [row].
+    """
+
+    blocks: Int32[Array, "row capacity"]
+    first_non_finite: Int32[Array, " row"]
+
+
+class Members(NamedTuple):
+    """Which IDs of a list another list has.
+
+    Attributes:
+        is_member: False at places without an ID. bool [row, place].
+        repeated_id: first place of the list whose ID comes again, HOLE if none. int32 [row].
+        repeated_other: likewise of the other list.
+    """
+
+    is_member: Bool[Array, "row place"]
+    repeated_id: Int32[Array, " row"]
+    repeated_other: Int32[Array, " row"]
+
+
+class PlanOperations(Protocol):
+    """What planning does with whole rows. Frozen and hashable: a static argument.
+
+    IDs are bounded by a static `max_ids`; whatever lies outside [0, max_ids), HOLE too, is no ID.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a record of a run calls this implementation."""
+        ...
+
+    def rank(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        count: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+        capacity: int,
+    ) -> Ranking:
+        """Lists the best candidates of each row by (-score, block).
+
+        -0.0 and 0.0 tie; denormals are told apart.
+
+        Args:
+            scores: block scores; places past the candidates may hold anything.
+            count: blocks to list, cut to 0 … min(candidates, capacity).
+            num_candidates: the first blocks of a row, which alone are looked at. Shape () or [row].
+            num_sinks: first blocks, which rank before all others (static).
+            capacity: static length of the result.
+        """
+        ...
+
+    def find_members(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        others: Int32[AnyArray, "row other"],
+        *,
+        max_ids: int,
+    ) -> Members:
+        """Finds which IDs of a list are in `others`, and what either list repeats."""
+        ...
+
+    def sort_ids(
+        self, ids: Int32[AnyArray, "row place"], *, max_ids: int, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """Lists the IDs of each row ascending, cut or HOLE padded. They are distinct."""
+        ...
+
+    def list_mask(
+        self, is_set: Bool[AnyArray, "row id"], *, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """Lists the IDs where a mask holds ascending, cut or HOLE padded."""
+        ...
+
+
+@dataclass(frozen=True)
+class PureOperations:
+    """`PlanOperations` in plain JAX, for every backend."""
+
+    @property
+    def name(self) -> str:
+        """What a record of a run calls this implementation."""
+        return "pure"
+
+    def rank(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        count: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+        capacity: int,
+    ) -> Ranking:
+        """See `PlanOperations.rank`."""
+        num_rows, max_blocks = scores.shape
+        blocks = jnp.arange(max_blocks, dtype=jnp.int32)
+        limit = jnp.broadcast_to(jnp.asarray(num_candidates, jnp.int32), (num_rows,))
+        first_bad = first_true((blocks < limit[:, None]) & ~jnp.isfinite(scores))
+        most = jnp.minimum(limit, min(max_blocks, capacity))
+        listed = jnp.where(first_bad == HOLE, jnp.clip(count, 0, jnp.maximum(most, 0)), 0)
+        keys = rank_keys(scores, limit, num_sinks)
+        return Ranking(rank_top(keys, listed, capacity), first_bad)
+
+    def find_members(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        others: Int32[AnyArray, "row other"],
+        *,
+        max_ids: int,
+    ) -> Members:
+        """See `PlanOperations.find_members`."""
+        place_of_id = place_by_id(ids, _all(ids), max_ids)
+        place_of_other = place_by_id(others, _all(others), max_ids)
+        return Members(
+            lookup(place_of_other, ids, _all(ids)) >= 0,
+            _first_repeated(ids, place_of_id),
+            _first_repeated(others, place_of_other),
+        )
+
+    def sort_ids(
+        self, ids: Int32[AnyArray, "row place"], *, max_ids: int, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """See `PlanOperations.sort_ids`."""
+        return sort_ascending(ids, (ids >= 0) & (ids < max_ids), capacity)
+
+    def list_mask(
+        self, is_set: Bool[AnyArray, "row id"], *, capacity: int
+    ) -> Int32[Array, "row capacity"]:
+        """See `PlanOperations.list_mask`."""
+        return ids_from_mask(is_set, capacity)
+
+
+PURE_OPERATIONS = PureOperations()
+"""Plain JAX, on every backend."""
+
+
+def rank_keys(
+    scores: Float32[AnyArray, "row block"], num_candidates: AnyArray, num_sinks: int
+) -> UInt32[Array, "row block"]:
+    """Maps scores to rank keys: larger is better, 0 is no candidate, sinks are largest.
+
+    Args:
+        scores: block scores, float32 [row, block].
+        num_candidates: candidates of a row, its first blocks. Shape () or [row].
+        num_sinks: first blocks, which rank before all others (static).
+    """
+    blocks = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    keys = jnp.where(blocks < num_sinks, LARGEST_KEY, score_keys(scores))
+    is_candidate = blocks < jnp.asarray(num_candidates)[..., None]
+    return jnp.where(is_candidate, keys, jnp.uint32(0))
+
+
+def _all(ids: AnyArray) -> AnyArray:
+    return np.ones(ids.shape, bool)
+
+
+def _first_repeated(ids: AnyArray, place_of_id: Array) -> Int32[Array, " row"]:
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)
+    last_place = lookup(place_of_id, ids, _all(ids))
+    return first_true((last_place >= 0) & (last_place != places))

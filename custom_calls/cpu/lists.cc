@@ -1,0 +1,136 @@
+#include "blockcompact/lists.h"
+
+#include <algorithm>
+
+#include "blockcompact/rank_kernels.h"
+#include "row_tasks.h"
+#include "scratch.h"
+
+namespace blockcompact {
+namespace {
+
+constexpr int64_t kWordBits = 64;
+
+// A set of IDs of one row.
+class IdSet {
+ public:
+  IdSet(uint64_t* words, int64_t max_ids) : words_(words), max_ids_(max_ids) { Clear(); }
+
+  static int64_t NumWords(int64_t max_ids) { return (max_ids + kWordBits - 1) / kWordBits; }
+
+  void Clear() { std::fill_n(words_, NumWords(max_ids_), uint64_t{0}); }
+  bool IsId(int32_t id) const {
+    return static_cast<uint32_t>(id) < static_cast<uint64_t>(max_ids_);
+  }
+  bool Has(int32_t id) const { return (words_[id / kWordBits] >> (id % kWordBits) & 1) != 0; }
+
+  // Returns whether the ID was new.
+  bool Add(int32_t id) {
+    uint64_t& word = words_[id / kWordBits];
+    const uint64_t bit = uint64_t{1} << (id % kWordBits);
+    const bool is_new = (word & bit) == 0;
+    word |= bit;
+    return is_new;
+  }
+
+  uint64_t word(int64_t place) const { return words_[place]; }
+
+ private:
+  uint64_t* words_;
+  int64_t max_ids_;
+};
+
+uint64_t* TakeWords(int64_t max_ids) {
+  thread_local Scratch scratch;
+  const int64_t num_words = IdSet::NumWords(max_ids);
+  scratch.Reset(8 * num_words, 1);
+  return scratch.Take<uint64_t>(num_words);
+}
+
+// Adds a list to an empty set; returns the first place whose ID comes again, or kHole.
+int32_t AddAll(const int32_t* ids, int64_t num_places, IdSet* set) {
+  bool has_repeat = false;
+  for (int64_t place = 0; place < num_places; ++place) {
+    if (set->IsId(ids[place])) has_repeat |= !set->Add(ids[place]);
+  }
+  if (!has_repeat) return kHole;
+  set->Clear();  // rare: from the end, the last new repeat is the first place
+  int64_t first = kHole;
+  for (int64_t place = num_places - 1; place >= 0; --place) {
+    if (set->IsId(ids[place]) && !set->Add(ids[place])) first = place;
+  }
+  return static_cast<int32_t>(first);
+}
+
+void MarkRow(const MembersCall& call, int64_t row, IdSet set) {
+  const int32_t* ids = call.ids.ids + row * call.ids.num_places;
+  set.Clear();
+  call.repeated_id[row] = AddAll(ids, call.ids.num_places, &set);
+  set.Clear();
+  call.repeated_other[row] =
+      AddAll(call.others.ids + row * call.others.num_places, call.others.num_places, &set);
+  uint8_t* is_member = call.is_member + row * call.ids.num_places;
+  for (int64_t place = 0; place < call.ids.num_places; ++place) {
+    is_member[place] = set.IsId(ids[place]) && set.Has(ids[place]) ? 1 : 0;
+  }
+}
+
+void SortRow(const AscendingCall& call, int64_t row, IdSet set) {
+  const int32_t* ids = call.ids.ids + row * call.ids.num_places;
+  int32_t* out = call.ascending + row * call.capacity;
+  set.Clear();
+  for (int64_t place = 0; place < call.ids.num_places; ++place) {
+    if (set.IsId(ids[place])) set.Add(ids[place]);
+  }
+  int64_t num_listed = 0;
+  const int64_t num_words = IdSet::NumWords(call.max_ids);
+  for (int64_t place = 0; place < num_words && num_listed < call.capacity; ++place) {
+    for (uint64_t word = set.word(place); word != 0 && num_listed < call.capacity;
+         word &= word - 1) {
+      out[num_listed++] = static_cast<int32_t>(place * kWordBits + __builtin_ctzll(word));
+    }
+  }
+  std::fill(out + num_listed, out + call.capacity, kHole);
+}
+
+int32_t* TakePlaces(int64_t num_places) {
+  thread_local Scratch scratch;
+  scratch.Reset(4 * num_places, 1);
+  return scratch.Take<int32_t>(num_places);
+}
+
+}  // namespace
+
+void FindMembers(const MembersCall& call, const ParallelFor& parallel_for) {
+  const int64_t row_elements =
+      2 * (2 * call.ids.num_places + call.others.num_places) + call.max_ids / kWordBits;
+  ForRows(call.num_rows, row_elements, parallel_for, [&](int64_t begin, int64_t end) {
+    const IdSet set(TakeWords(call.max_ids), call.max_ids);
+    for (int64_t row = begin; row < end; ++row) MarkRow(call, row, set);
+  });
+}
+
+void SortIds(const AscendingCall& call, const ParallelFor& parallel_for) {
+  const int64_t row_elements = 4 * call.ids.num_places + call.max_ids / kWordBits;
+  ForRows(call.num_rows, row_elements, parallel_for, [&](int64_t begin, int64_t end) {
+    const IdSet set(TakeWords(call.max_ids), call.max_ids);
+    for (int64_t row = begin; row < end; ++row) SortRow(call, row, set);
+  });
+}
+
+void ListMasks(const MaskCall& call, const ParallelFor& parallel_for) {
+  const RankKernels kernels = SelectRankKernels(ChosenImpl());
+  ForRows(call.num_rows, call.max_ids, parallel_for, [&](int64_t begin, int64_t end) {
+    int32_t* places = TakePlaces(std::min(call.capacity, call.max_ids) + kRankSpare);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t num_set =
+          kernels.list_set(call.is_set + row * call.max_ids, call.max_ids, call.capacity, places);
+      int32_t* out = call.ascending + row * call.capacity;
+      const int64_t num_listed = std::min(num_set, call.capacity);
+      std::copy_n(places, num_listed, out);
+      std::fill(out + num_listed, out + call.capacity, kHole);
+    }
+  });
+}
+
+}  // namespace blockcompact

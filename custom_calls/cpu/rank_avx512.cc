@@ -1,0 +1,235 @@
+#include "blockcompact/rank_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "avx512_transpose.h"
+
+namespace blockcompact::avx512 {
+namespace {
+
+constexpr int64_t kLanes = 16;
+
+TARGET_AVX512 inline __mmask16 Lanes(int64_t count) {
+  return count >= kLanes ? static_cast<__mmask16>(0xFFFF)
+                         : static_cast<__mmask16>((uint32_t{1} << count) - 1);
+}
+
+TARGET_AVX512 inline __m512i Lane() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// A compressing store to memory is slow on some machines; this writes a whole register instead.
+template <typename T>
+TARGET_AVX512 inline void Append(T* to, __mmask16 mask, __m512i values) {
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, values));
+}
+
+TARGET_AVX512 inline __m512i KeysOf(__m512i bits) {
+  const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+  bits = _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(bits, sign), bits);
+  // bits ^ (bits < 0 ? all : sign), in one step
+  return _mm512_ternarylogic_epi32(bits, _mm512_srai_epi32(bits, 31), sign, 0x1E);
+}
+
+TARGET_AVX512 KeyRange MakeKeys(const float* scores, int64_t num_blocks, uint32_t* keys) {
+  const __m512i infinity = _mm512_set1_epi32(static_cast<int32_t>(0xFF000000U));
+  __m512i smallest = _mm512_set1_epi32(-1), largest = _mm512_setzero_si512();
+  __m512i most = _mm512_setzero_si512();
+  int64_t i = 0;
+  for (; i + kLanes <= num_blocks; i += kLanes) {
+    const __m512i bits = _mm512_loadu_si512(scores + i);
+    const __m512i key = KeysOf(bits);
+    most = _mm512_max_epu32(most, _mm512_slli_epi32(bits, 1));
+    smallest = _mm512_min_epu32(smallest, key);
+    largest = _mm512_max_epu32(largest, key);
+    _mm512_storeu_si512(keys + i, key);
+  }
+  if (i < num_blocks) {
+    const __mmask16 lanes = Lanes(num_blocks - i);
+    const __m512i bits = _mm512_maskz_loadu_epi32(lanes, scores + i);
+    const __m512i key = KeysOf(bits);
+    most = _mm512_max_epu32(most, _mm512_slli_epi32(bits, 1));
+    smallest = _mm512_mask_min_epu32(smallest, lanes, smallest, key);
+    largest = _mm512_mask_max_epu32(largest, lanes, largest, key);
+    _mm512_storeu_si512(keys + i, key);
+  }
+  int64_t first_non_finite = -1;
+  if (__builtin_expect(_mm512_cmpge_epu32_mask(most, infinity) != 0, 0)) {
+    for (i = 0; first_non_finite < 0; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, scores + i, sizeof(bits));
+      if (bits << 1 >= 0xFF000000U) first_non_finite = i;
+    }
+  }
+  return {first_non_finite, _mm512_reduce_min_epu32(smallest), _mm512_reduce_max_epu32(largest)};
+}
+
+TARGET_AVX512 int64_t CountAtLeast(const uint32_t* keys, int64_t num_keys, uint32_t threshold) {
+  const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(threshold));
+  const __m512i one = _mm512_set1_epi32(1);
+  __m512i counts[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
+                       _mm512_setzero_si512()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= num_keys; i += 4 * kLanes) {
+    for (int64_t part = 0; part < 4; ++part) {
+      const __m512i key = _mm512_loadu_si512(keys + i + part * kLanes);
+      counts[part] = _mm512_mask_add_epi32(counts[part], _mm512_cmpge_epu32_mask(key, least),
+                                           counts[part], one);
+    }
+  }
+  for (; i < num_keys; i += kLanes) {
+    const __mmask16 lanes = Lanes(num_keys - i);
+    const __m512i key = _mm512_maskz_loadu_epi32(lanes, keys + i);
+    counts[0] = _mm512_mask_add_epi32(counts[0], _mm512_mask_cmpge_epu32_mask(lanes, key, least),
+                                      counts[0], one);
+  }
+  return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(counts[0], counts[1]),
+                                                  _mm512_add_epi32(counts[2], counts[3])));
+}
+
+TARGET_AVX512 int64_t KeepWithin(const uint32_t* keys, int64_t num_keys, uint32_t low,
+                                 uint32_t high, uint32_t* kept) {
+  const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(low));
+  const __m512i width = _mm512_set1_epi32(static_cast<int32_t>(high - low));
+  int64_t count = 0, i = 0;
+  for (; i + kLanes <= num_keys; i += kLanes) {
+    const __m512i key = _mm512_loadu_si512(keys + i);
+    const __mmask16 is_within = _mm512_cmple_epu32_mask(_mm512_sub_epi32(key, least), width);
+    Append(kept + count, is_within, key);
+    count += __builtin_popcount(is_within);
+  }
+  if (i < num_keys) {
+    const __mmask16 lanes = Lanes(num_keys - i);
+    const __m512i key = _mm512_maskz_loadu_epi32(lanes, keys + i);
+    const __mmask16 is_within =
+        _mm512_mask_cmple_epu32_mask(lanes, _mm512_sub_epi32(key, least), width);
+    Append(kept + count, is_within, key);
+    count += __builtin_popcount(is_within);
+  }
+  return count;
+}
+
+// Drops the last lanes of `tied` from `chosen` until num_tied is no longer negative.
+inline __mmask16 DropTied(__mmask16 chosen, uint32_t tied, int64_t* num_tied) {
+  uint32_t kept = chosen;
+  for (; *num_tied < 0 && tied != 0; ++*num_tied) {
+    const uint32_t last = uint32_t{1} << (31 - __builtin_clz(tied));
+    kept &= ~last;
+    tied &= ~last;
+  }
+  *num_tied = std::max<int64_t>(*num_tied, 0);
+  return static_cast<__mmask16>(kept);
+}
+
+struct Listed {
+  int32_t* blocks;
+  uint32_t* keys;  // or null
+  int64_t count;
+};
+
+template <bool kHasTies>
+TARGET_AVX512 inline void ListVector(__m512i key, __mmask16 lanes, __m512i block, __m512i threshold,
+                                     const uint8_t* is_excluded, int64_t* num_tied,
+                                     Listed* listed) {
+  __mmask16 chosen = _mm512_mask_cmpge_epu32_mask(lanes, key, threshold);
+  if (kHasTies) {
+    const __mmask16 tied = _mm512_mask_cmpeq_epu32_mask(chosen, key, threshold);
+    *num_tied -= __builtin_popcount(tied);
+    if (__builtin_expect(*num_tied < 0, 0)) chosen = DropTied(chosen, tied, num_tied);
+  }
+  if (is_excluded != nullptr) {
+    const __m128i bytes = _mm_maskz_loadu_epi8(lanes, is_excluded);
+    chosen = static_cast<__mmask16>(chosen & ~_mm_test_epi8_mask(bytes, bytes));
+  }
+  Append(listed->blocks + listed->count, chosen, block);
+  if (listed->keys != nullptr) Append(listed->keys + listed->count, chosen, key);
+  listed->count += __builtin_popcount(chosen);
+}
+
+template <bool kHasTies>
+TARGET_AVX512 int64_t ListCut(const uint32_t* keys, int64_t num_keys, const KeyCut& cut,
+                              const uint8_t* is_excluded, int32_t first_block, Listed listed) {
+  const __m512i threshold = _mm512_set1_epi32(static_cast<int32_t>(cut.threshold));
+  const __m512i step = _mm512_set1_epi32(kLanes);
+  __m512i block = _mm512_add_epi32(Lane(), _mm512_set1_epi32(first_block));
+  int64_t num_tied = cut.num_tied, i = 0;
+  for (; i + kLanes <= num_keys; i += kLanes) {
+    ListVector<kHasTies>(_mm512_loadu_si512(keys + i), 0xFFFF, block, threshold,
+                         is_excluded == nullptr ? nullptr : is_excluded + i, &num_tied, &listed);
+    block = _mm512_add_epi32(block, step);
+  }
+  if (i < num_keys) {
+    const __mmask16 lanes = Lanes(num_keys - i);
+    ListVector<kHasTies>(_mm512_maskz_loadu_epi32(lanes, keys + i), lanes, block, threshold,
+                         is_excluded == nullptr ? nullptr : is_excluded + i, &num_tied, &listed);
+  }
+  return listed.count;
+}
+
+TARGET_AVX512 int64_t ListChosen(const uint32_t* keys, int64_t num_keys, const KeyCut& cut,
+                                 const uint8_t* is_excluded, int32_t first_block, int32_t* blocks,
+                                 uint32_t* chosen_keys) {
+  const Listed listed{blocks, chosen_keys, 0};
+  return cut.num_tied >= num_keys
+             ? ListCut<false>(keys, num_keys, cut, is_excluded, first_block, listed)
+             : ListCut<true>(keys, num_keys, cut, is_excluded, first_block, listed);
+}
+
+TARGET_AVX512 void RankFew(const uint32_t* keys, int64_t num_keys, int32_t* rank) {
+  const __m512i one = _mm512_set1_epi32(1);
+  for (int64_t i = 0; i < num_keys; i += kLanes) {
+    const __m512i mine = _mm512_maskz_loadu_epi32(Lanes(num_keys - i), keys + i);
+    __m512i better = _mm512_setzero_si512();
+    const int64_t end = std::min(i + kLanes, num_keys);
+    for (int64_t j = 0; j < i; ++j) {
+      const __m512i other = _mm512_set1_epi32(static_cast<int32_t>(keys[j]));
+      better = _mm512_mask_add_epi32(better, _mm512_cmpge_epu32_mask(other, mine), better, one);
+    }
+    for (int64_t j = i; j < end; ++j) {  // of equal keys the earlier place is better
+      const __m512i other = _mm512_set1_epi32(static_cast<int32_t>(keys[j]));
+      const __mmask16 is_later = static_cast<__mmask16>(~Lanes(j - i + 1));
+      better = _mm512_mask_add_epi32(
+          better,
+          static_cast<__mmask16>(_mm512_cmpgt_epu32_mask(other, mine) |
+                                 _mm512_mask_cmpeq_epu32_mask(is_later, other, mine)),
+          better, one);
+    }
+    for (int64_t j = end; j < num_keys; ++j) {
+      const __m512i other = _mm512_set1_epi32(static_cast<int32_t>(keys[j]));
+      better = _mm512_mask_add_epi32(better, _mm512_cmpgt_epu32_mask(other, mine), better, one);
+    }
+    _mm512_storeu_si512(rank + i, better);
+  }
+}
+
+TARGET_AVX512 int64_t ListSet(const uint8_t* bytes, int64_t num_bytes, int64_t capacity,
+                              int32_t* places) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < num_bytes && count < capacity; i += 64) {
+    const int64_t left = num_bytes - i;
+    const __mmask64 lanes = left >= 64 ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
+    const __m512i byte = _mm512_maskz_loadu_epi8(lanes, bytes + i);
+    uint64_t word = _mm512_test_epi8_mask(byte, byte);
+    for (int64_t first = i; word != 0; word >>= kLanes, first += kLanes) {
+      const auto part = static_cast<__mmask16>(word);
+      if (part == 0) continue;
+      Append(places + count, part,
+             _mm512_add_epi32(Lane(), _mm512_set1_epi32(static_cast<int32_t>(first))));
+      count += __builtin_popcount(part);
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+RankKernels RankKernelsOf() {
+  return {MakeKeys, CountAtLeast, KeepWithin, ListChosen, RankFew, ListSet};
+}
+
+}  // namespace blockcompact::avx512
+#endif

@@ -1,0 +1,149 @@
+// Ranking, and lists and masks of bounded IDs. Leading axes of an operand are rows.
+#include "blockcompact/lists.h"
+#include "blockcompact/rank.h"
+#include "buffers.h"
+#include "handlers.h"
+
+namespace blockcompact_ffi {
+namespace {
+
+using Scores = ffi::Buffer<ffi::F32>;
+using Ids = ffi::Buffer<ffi::S32>;
+using Mask = ffi::Buffer<ffi::PRED>;
+
+template <typename Buffer>
+int64_t LastDim(const Buffer& buffer) {
+  return buffer.dimensions().size() == 0 ? 0 : buffer.dimensions().back();
+}
+
+template <typename Buffer>
+int64_t NumRows(const Buffer& buffer) {
+  int64_t num_rows = 1;
+  const auto dims = buffer.dimensions();
+  for (size_t axis = 0; axis + 1 < dims.size(); ++axis) num_rows *= dims[axis];
+  return num_rows;
+}
+
+template <typename Buffer>
+bool HasElements(const Buffer& buffer, int64_t count) {
+  return static_cast<int64_t>(buffer.element_count()) == count;
+}
+
+ffi::Error WrongShape(const char* sentence) { return ffi::Error::InvalidArgument(sentence); }
+
+template <typename Buffer>
+const uint8_t* Bytes(const Buffer& buffer) {
+  return reinterpret_cast<const uint8_t*>(buffer.untyped_data());
+}
+
+ffi::Error Rank(ffi::ThreadPool threads, Scores scores, Ids num_candidates, Ids count,
+                Mask is_excluded, ffi::Result<Ids> blocks, ffi::Result<Ids> first_non_finite,
+                int64_t num_sinks, int64_t order, bool has_excluded) {
+  blockcompact::RankCall call;
+  call.num_rows = NumRows(scores);
+  call.num_blocks = LastDim(scores);
+  call.capacity = LastDim(*blocks);
+  if (!HasElements(num_candidates, call.num_rows) || !HasElements(count, call.num_rows) ||
+      !HasElements(*first_non_finite, call.num_rows) || NumRows(*blocks) != call.num_rows ||
+      (has_excluded && !HasElements(is_excluded, call.num_rows * call.num_blocks))) {
+    return WrongShape("the operands of rank differ in rows or blocks");
+  }
+  call.scores = scores.typed_data();
+  call.num_candidates = num_candidates.typed_data();
+  call.count = count.typed_data();
+  call.is_excluded = has_excluded ? Bytes(is_excluded) : nullptr;
+  call.num_sinks = num_sinks;
+  call.order = static_cast<blockcompact::RankOrder>(order);
+  call.blocks = blocks->typed_data();
+  call.first_non_finite = first_non_finite->typed_data();
+  blockcompact::RankRows(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
+ffi::Error FindMembers(ffi::ThreadPool threads, Ids ids, Ids others, ffi::Result<Mask> is_member,
+                       ffi::Result<Ids> repeated_id, ffi::Result<Ids> repeated_other,
+                       int64_t max_ids) {
+  blockcompact::MembersCall call;
+  call.num_rows = NumRows(ids);
+  call.ids = {ids.typed_data(), LastDim(ids)};
+  call.others = {others.typed_data(), LastDim(others)};
+  if (NumRows(others) != call.num_rows || !HasElements(*is_member, ids.element_count()) ||
+      !HasElements(*repeated_id, call.num_rows) || !HasElements(*repeated_other, call.num_rows)) {
+    return WrongShape("the operands of find_members differ in rows or places");
+  }
+  call.max_ids = max_ids;
+  call.is_member = reinterpret_cast<uint8_t*>(is_member->untyped_data());
+  call.repeated_id = repeated_id->typed_data();
+  call.repeated_other = repeated_other->typed_data();
+  blockcompact::FindMembers(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
+ffi::Error SortIds(ffi::ThreadPool threads, Ids ids, ffi::Result<Ids> ascending, int64_t max_ids) {
+  if (NumRows(ids) != NumRows(*ascending)) {
+    return WrongShape("the operands of sort_ids differ in rows");
+  }
+  blockcompact::AscendingCall call;
+  call.ids = {ids.typed_data(), LastDim(ids)};
+  call.num_rows = NumRows(ids);
+  call.max_ids = max_ids;
+  call.capacity = LastDim(*ascending);
+  call.ascending = ascending->typed_data();
+  blockcompact::SortIds(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
+ffi::Error ListMasks(ffi::ThreadPool threads, Mask is_set, ffi::Result<Ids> ascending) {
+  if (NumRows(is_set) != NumRows(*ascending)) {
+    return WrongShape("the operands of list_masks differ in rows");
+  }
+  blockcompact::MaskCall call;
+  call.is_set = Bytes(is_set);
+  call.num_rows = NumRows(is_set);
+  call.max_ids = LastDim(is_set);
+  call.capacity = LastDim(*ascending);
+  call.ascending = ascending->typed_data();
+  blockcompact::ListMasks(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(kRank, Rank,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Scores>()
+                           .Arg<Ids>()   // num_candidates
+                           .Arg<Ids>()   // count
+                           .Arg<Mask>()  // is_excluded
+                           .Ret<Ids>()   // blocks
+                           .Ret<Ids>()   // first_non_finite
+                           .Attr<int64_t>("num_sinks")
+                           .Attr<int64_t>("order")
+                           .Attr<bool>("has_excluded"));
+
+XLA_FFI_DEFINE_HANDLER(kFindMembers, FindMembers,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Ids>()   // ids
+                           .Arg<Ids>()   // others
+                           .Ret<Mask>()  // is_member
+                           .Ret<Ids>()   // repeated_id
+                           .Ret<Ids>()   // repeated_other
+                           .Attr<int64_t>("max_ids"));
+
+XLA_FFI_DEFINE_HANDLER(
+    kSortIds, SortIds,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Ids>().Ret<Ids>().Attr<int64_t>("max_ids"));
+
+XLA_FFI_DEFINE_HANDLER(kListMasks, ListMasks,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Mask>().Ret<Ids>());
+
+}  // namespace
+
+HandlerList RankHandlers() {
+  return {{"blockcompact_rank", kRank},
+          {"blockcompact_find_members", kFindMembers},
+          {"blockcompact_sort_ids", kSortIds},
+          {"blockcompact_list_masks", kListMasks}};
+}
+
+}  // namespace blockcompact_ffi
