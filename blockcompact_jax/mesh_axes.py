@@ -5,7 +5,7 @@ Operands of a native call must vary over the same axes.
 
 # pyright: reportUnknownMemberType=false
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def vary_over(tree: _Tree, axes: frozenset[str]) -> _Tree:
 
     def vary(leaf: Any) -> Array:
         missing = axes - jax.typeof(leaf).manual_axis_type.varying
-        cast_to: Any = jax.lax.pcast
+        cast_to = cast(Any, jax.lax.pcast)  # pyright: ignore[reportUnknownMemberType]
         return cast_to(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
 
     return jax.tree.map(vary, tree)

@@ -174,8 +174,7 @@ py::dict BuildInfo() {
 py::dict FfiTargets() {
   py::dict targets;
   for (const HandlerList& handlers :
-       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers()}) {
-       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), RankHandlers()}) {
+       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers(), RankHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }
