@@ -17,6 +17,7 @@ from blockcompact_jax.kernels import (
     raise_for_status,
 )
 from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.scores import BlockReduction
 
 from .helpers import assert_same_bytes, column, random_blocks
 from .pool_memory import CALLS, call, plain_memory, register_packed, register_plain
@@ -144,7 +145,7 @@ def test_OWN_1_attention_over_an_open_block_is_refused(rng, held):
         def score(*table):
             segment = AttendSegment(plain, event.ord_plain, 0, column(*table), 32 * 2)
             scored = kernels.host_pool_score_blocks(
-                queries, segment, block_reduction=kernels.BlockReduction.MAX
+                queries, segment, block_reduction=BlockReduction.MAX
             )
             return scored.status
 
