@@ -162,10 +162,12 @@ class GroupCompaction:
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
         scored = [request is not None and self._is_due(request) for request in requests]
         self.counts.num_steps += 1
+        self.counts.num_full_keys += sum(r.num_tokens for r in requests if r is not None)
         if not any(
             due or (request is not None and request.selected is not None)
             for due, request in zip(scored, requests, strict=True)
         ):
+            self.counts.num_keys += sum(r.num_tokens for r in requests if r is not None)
             return None
         tables = build_tables(
             requests,
@@ -187,7 +189,6 @@ class GroupCompaction:
         for place, request in enumerate(requests):
             if request is None:
                 continue
-            self.counts.num_full_keys += request.num_tokens
             if scored[place]:
                 due[place], mass[place] = request, np.zeros(shape, np.float32)
                 self.counts.num_keys += request.num_tokens
