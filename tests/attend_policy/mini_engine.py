@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import torch
 
-from .packed import attend
+from .packed import PackedKV, attend
 
 LAYERS, HEADS, GROUP, DIMS, B = 2, 2, 2, 32, 8
 MAX_REQUESTS, MAX_BLOCKS, NUM_BLOCKS = 4, 12, 40
@@ -31,6 +31,9 @@ class MiniEngine:
 
     def __init__(self, compaction):
         self.compaction = compaction
+        shape = {"num_blocks": NUM_BLOCKS, "heads": HEADS, "block_tokens": B, "dims": DIMS}
+        self.kv = [PackedKV("vec", dtype=torch.float32, **shape) for _ in LAYER_NAMES]
+        self.block_table = torch.full((MAX_REQUESTS, MAX_BLOCKS), -7, dtype=torch.int32)
         self.seq_lens = torch.zeros(MAX_REQUESTS, dtype=torch.int32)
         self.names: list[int] = []
         self.num_prompt: dict[int, int] = {}
