@@ -59,6 +59,19 @@ def save_gemma(directory):
     return directory
 
 
+class NoDrafts:
+    """A proposer for `custom_class` that never proposes anything."""
+
+    def __init__(self, vllm_config):
+        pass
+
+    def load_model(self, model):
+        pass
+
+    def propose(self, sampled_token_ids, *args, **kwargs):
+        return [[] for _ in sampled_token_ids]
+
+
 @contextlib.contextmanager
 def engine(model, *, backend=OURS, compaction=None, **options):
     """An `LLM` in this process; torn down at the end, so that the next can start."""

@@ -6,7 +6,11 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 
 import engines
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+SPECULATION = {
+    "method": "custom_class",
+    "model": "engines.NoDrafts",
+    "num_speculative_tokens": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def models(tmp_path_factory):
     ("options", "message"),
     [
         ({"enable_prefix_caching": True}, "prefix caching is on"),
-        ({"speculative_config": NGRAM}, "speculative decoding is on"),
+        ({"speculative_config": SPECULATION}, "speculative decoding is on"),
         ({"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, "KV-cache dtype is 'fp8'"),
         ({"dtype": "float16"}, "dtype is torch.float16"),
         ({"compaction": {"budgets": "10%"}}, "unknown key 'budgets'"),
