@@ -60,7 +60,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         config = parse_config(vllm_config.additional_config)
         self.compaction: GroupCompaction | None = None
         if config is not None and isinstance(kv_cache_spec, FullAttentionSpec):
-            self.compaction = self._make_compaction(config)
+            self.compaction = self.make_compaction(config)
 
     def build(
         self,
@@ -86,7 +86,16 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         metadata = super().build(common_prefix_len, compacted, fast_build)
         return CompactedMetadata(**vars(metadata), step=step)
 
-    def _make_compaction(self, config: AttendConfig) -> GroupCompaction:
+    def make_compaction(self, config: AttendConfig) -> GroupCompaction:
+        """The policy for this group.
+
+        Args:
+            config: the policy.
+
+        Raises:
+            UntestedVersionError: for a version of vLLM that was not tested.
+            UnsupportedEngineError: for an engine that cannot be served.
+        """
         check_version()
         self._check_engine()
         return GroupCompaction(
