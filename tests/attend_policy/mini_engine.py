@@ -113,7 +113,7 @@ class MiniEngine:
         """The engine's own kernel: it follows the table it is given, and nothing else."""
         table, num_keys = self.block_table, self.seq_lens
         if step is not None:
-            table = torch.from_numpy(step.block_table(LAYER_NAMES[layer]))
+            table = step.block_table_by_layer_name[LAYER_NAMES[layer]]
             num_keys = torch.from_numpy(step.tables.num_keys)
         out = torch.full_like(query, torch.nan)
         for place in range(len(self.names)):

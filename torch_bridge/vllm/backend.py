@@ -164,9 +164,9 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
         rest = (output_scale, output_block_scale)
         if step is None or attn_metadata is None:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
-        table = torch.from_numpy(step.block_table(layer.layer_name))
-        narrowed = replace(attn_metadata, block_table=table)
-        super().forward(layer, query, key, value, kv_cache, narrowed, output, *rest)
+        # The group's layers share the metadata and run one after another.
+        attn_metadata.block_table = step.block_table_by_layer_name[layer.layer_name]
+        super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         if step.has_scored_rows:
             step.score(
                 layer.layer_name,
