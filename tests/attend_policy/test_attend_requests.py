@@ -121,6 +121,14 @@ def test_a_changed_earlier_block_is_another_request():
     assert second is not first
 
 
+def test_a_length_that_did_not_grow_by_one_is_another_request():
+    tracker = RequestTracker(2)
+    decodes, table = np.ones(1, bool), np.array([[5, 6]], np.int32)
+    (first,) = tracker.step(table, np.array([3], np.int32), decodes)
+    (second,) = tracker.step(table, np.array([3], np.int32), decodes)
+    assert second is not first
+
+
 def test_a_padded_row_of_no_tokens_is_no_request():
     tracker = RequestTracker(2)
     rows = tracker.step(

@@ -52,3 +52,20 @@ def test_a_budget_of_everything_gives_the_tokens_of_stock_vllm(save, tmp_path):
     assert ours == stock
     assert len(stock[0][0]) == NUM_NEW
     assert stock[2] > 0, "nothing was preempted; give the engine fewer blocks"
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_tokens_of_an_eager_one(tmp_path):
+    """On a small budget: attention stays outside the compiled graphs."""
+    model = engines.save_llama(tmp_path)
+    runs = []
+    for enforce_eager in (True, False):
+        with engines.engine(
+            model,
+            compaction={"budget": "3b", "reselect_every_tokens": 4},
+            enforce_eager=enforce_eager,
+        ) as llm:
+            tokens = engines.generate(llm, [engines.prompt(n) for n in (31, 150, 97, 200)], 24)
+            runs.append((tokens, vars(engines.compaction_of(llm).counts)))
+    assert runs[0] == runs[1]
+    assert runs[0][1]["num_keys"] < runs[0][1]["num_full_keys"]
