@@ -30,12 +30,9 @@ from blockcompact_jax.geometry import ModelGeometry
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
 from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
 from torch_bridge.vllm.config import AttendConfig, parse_config
+from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
 from torch_bridge.vllm.kv_blocks import LAYOUTS
 from torch_bridge.vllm.versions import check_version
-
-
-class UnsupportedEngineError(ValueError):
-    """An engine configuration that compaction cannot serve."""
 
 
 @dataclass
@@ -61,10 +58,9 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         config = parse_config(vllm_config.additional_config)
-        is_full = isinstance(kv_cache_spec, FullAttentionSpec) and self.window_size == -1
         self.compaction: GroupCompaction | None = None
-        if config is not None and is_full:
-            self.compaction = self._make_compaction(config)
+        if config is not None and isinstance(kv_cache_spec, FullAttentionSpec):
+            self.compaction = self.make_compaction(config)
 
     def build(
         self,
@@ -78,8 +74,11 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common, fast_build)
         num_tokens = common.seq_lens[: common.num_reqs].numpy()
         num_queries = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+        is_decoding = num_queries == 1
+        if common.is_prefilling is not None:  # a prompt's chunk may be one token long
+            is_decoding &= ~common.is_prefilling[: common.num_reqs].numpy()
         step = self.compaction.begin_step(
-            common.block_table_tensor[: common.num_reqs].numpy(), num_tokens, num_queries == 1
+            common.block_table_tensor[: common.num_reqs].numpy(), num_tokens, is_decoding
         )
         if step is None:
             return super().build(common_prefix_len, common, fast_build)
@@ -87,7 +86,16 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         metadata = super().build(common_prefix_len, compacted, fast_build)
         return CompactedMetadata(**vars(metadata), step=step)
 
-    def _make_compaction(self, config: AttendConfig) -> GroupCompaction:
+    def make_compaction(self, config: AttendConfig) -> GroupCompaction:
+        """The policy for this group.
+
+        Args:
+            config: the policy.
+
+        Raises:
+            UntestedVersionError: for a version of vLLM that was not tested.
+            UnsupportedEngineError: for an engine that cannot be served.
+        """
         check_version()
         self._check_engine()
         return GroupCompaction(
@@ -107,29 +115,33 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         )
 
     def _check_engine(self) -> None:
-        config = self.vllm_config
-        faults = {
-            f"its attention packs KV as {self.isa!r}; expected one of {', '.join(LAYOUTS)}. Use a "
-            "block size that is a multiple of 32": self.isa not in LAYOUTS,
-            f"its dtype is {self.dtype}; expected float32 or bfloat16": self.dtype
-            not in (torch.float32, torch.bfloat16),
-            f"its KV-cache dtype is {self.kv_cache_dtype!r}; expected 'auto'": self.kv_cache_dtype
-            != "auto",
-            "prefix caching is on, and KV computed from compacted attention must never be a hit; "
-            "pass enable_prefix_caching=False": bool(config.cache_config.enable_prefix_caching),
-            "speculative decoding is on; switch it off": config.speculative_config is not None,
-        }
-        layers = get_layers_from_vllm_config(config, Attention, self.layer_names)
-        for name, layer in layers.items():
-            impl: Any = layer.impl
-            foreign = impl.sinks is not None or impl.alibi_slopes is not None
-            faults[
-                f"layer {name} uses attention sinks, ALiBi or soft-capped logits, which block "
-                "scores do not know; this model is not supported"
-            ] = foreign or bool(impl.logits_soft_cap)
-        for fault, is_present in faults.items():
-            if is_present:
-                raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
+        layers: dict[str, Any] = get_layers_from_vllm_config(
+            self.vllm_config, Attention, self.layer_names
+        )
+        impls = {name: layer.impl for name, layer in layers.items()}
+        attention = AttentionFacts(
+            isa=self.isa,
+            dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_kind=_kind(self.kv_cache_spec),
+            num_layers=len(impls),
+            num_windowed_layers=sum(impl.sliding_window != -1 for impl in impls.values()),
+            biased_layers=tuple(
+                name
+                for name, impl in impls.items()
+                if impl.sinks is not None
+                or impl.alibi_slopes is not None
+                or bool(impl.logits_soft_cap)
+            ),
+        )
+        check_engine(self.vllm_config, attention)
+
+
+def _kind(spec: Any) -> str:
+    kind = type(spec).__name__
+    if spec.attention_chunk_size is not None:
+        kind += " in chunks"
+    return kind + " without causality" if spec.non_causal else kind
 
 
 class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
@@ -152,9 +164,9 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
         rest = (output_scale, output_block_scale)
         if step is None or attn_metadata is None:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
-        table = torch.from_numpy(step.block_table(layer.layer_name))
-        narrowed = replace(attn_metadata, block_table=table)
-        super().forward(layer, query, key, value, kv_cache, narrowed, output, *rest)
+        # The group's layers share the metadata and run one after another.
+        attn_metadata.block_table = step.block_table_by_layer_name[layer.layer_name]
+        super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         if step.has_scored_rows:
             step.score(
                 layer.layer_name,

@@ -27,6 +27,7 @@ class StepCompaction:
 
     Attributes:
         tables: block tables and lengths.
+        block_table_by_layer_name: int32 [batch, entries], each layer's part of them.
         row_by_layer_name: place of each layer in them.
         scored: the request of each batch row that is scored in this step.
         mass: for each of these, [layer row, query head, max_blocks], written layer by layer.
@@ -34,6 +35,7 @@ class StepCompaction:
     """
 
     tables: StepTables
+    block_table_by_layer_name: dict[str, torch.Tensor]
     row_by_layer_name: dict[str, int]
     scored: dict[int, DecodingRequest]
     mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]]
@@ -43,10 +45,6 @@ class StepCompaction:
     def has_scored_rows(self) -> bool:
         """Whether `score` has anything to do."""
         return bool(self.scored)
-
-    def block_table(self, layer_name: str) -> Int32[np.ndarray, "batch entries"]:
-        """The block table of one layer."""
-        return self.tables.block_table[self.row_by_layer_name[layer_name]]
 
     def score(
         self,
@@ -162,10 +160,12 @@ class GroupCompaction:
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
         scored = [request is not None and self._is_due(request) for request in requests]
         self.counts.num_steps += 1
+        self.counts.num_full_keys += sum(r.num_tokens for r in requests if r is not None)
         if not any(
             due or (request is not None and request.selected is not None)
             for due, request in zip(scored, requests, strict=True)
         ):
+            self.counts.num_keys += sum(r.num_tokens for r in requests if r is not None)
             return None
         tables = build_tables(
             requests,
@@ -187,7 +187,6 @@ class GroupCompaction:
         for place, request in enumerate(requests):
             if request is None:
                 continue
-            self.counts.num_full_keys += request.num_tokens
             if scored[place]:
                 due[place], mass[place] = request, np.zeros(shape, np.float32)
                 self.counts.num_keys += request.num_tokens
@@ -197,6 +196,9 @@ class GroupCompaction:
         self._scoring = _Scoring(list(due.values()), list(mass.values()))
         return StepCompaction(
             tables=tables,
+            block_table_by_layer_name=dict(
+                zip(self._row_by_layer_name, torch.from_numpy(tables.block_table), strict=True)
+            ),
             row_by_layer_name=self._row_by_layer_name,
             scored=due,
             mass=mass,

@@ -60,13 +60,13 @@ class KVBlocks:
             scale: softmax scale.
             mass: written: the softmax mass of each block of the table.
         """
-        pool = self._pool(row, kv_cache)
         num_heads, head_dim = query.shape
         if query.stride(1) != 1 or out.stride(1) != 1:
             raise ValueError(
                 f"`query` and `out` have strides {query.stride()} and {out.stride()}; expected a "
                 "contiguous last axis"
             )
+        pool = self._pool(row, kv_cache)
         status = host_pool_attend_at(
             RowsAt(query.data_ptr(), query.stride(0), head_dim),
             [AttendSegment(pool, pool.current_ord(), 0, block_table, num_keys)],
@@ -85,8 +85,14 @@ class KVBlocks:
         pool = self._pools[row]
         if pool is not None and self._addresses[row] == kv_cache.data_ptr():
             return pool
+        if not kv_cache[0].is_contiguous():
+            raise ValueError(
+                f"`kv_cache` has strides {kv_cache.stride()}; expected blocks that are contiguous "
+                "[num_kv_heads, block_tokens, 2 * head_dim]"
+            )
         if pool is not None:
             pool.close()
+            self._pools[row] = None
         num_blocks, num_kv_heads, block_tokens, both = kv_cache.shape
         block = kv_cache.stride(0)
         pool = RegisteredPool.register_packed(

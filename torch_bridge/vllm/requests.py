@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 
-@dataclass
+@dataclass(eq=False)
 class DecodingRequest:
     """One request between two decoding steps.
 

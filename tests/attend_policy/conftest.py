@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("torch", reason="needs the [torch] extra: torch")

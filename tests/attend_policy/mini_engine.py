@@ -1,0 +1,125 @@
+"""A paged-attention engine of a few lines: persistent int32 tables, packed KV, many requests.
+
+It knows nothing of compaction but what a vLLM backend is handed: tables, lengths, tensors. Its
+"model" draws query, key and value of a token from (request name, layer, position) alone, so that a
+request's KV does not depend on what it attends to.
+"""
+
+import functools
+
+import numpy as np
+import torch
+
+from .packed import PackedKV, attend
+
+LAYERS, HEADS, GROUP, DIMS, B = 2, 2, 2, 32, 8
+MAX_REQUESTS, MAX_BLOCKS, NUM_BLOCKS = 4, 12, 40
+SCALE = 0.35
+LAYER_NAMES = [f"model.layers.{layer}.attn" for layer in range(LAYERS)]
+
+
+@functools.cache
+def token_values(name, layer, position):
+    """(query [query heads, dims], key [heads, dims], value [heads, dims])."""
+    generator = torch.Generator().manual_seed(hash((name, layer, position)) % 2**31)
+    drawn = torch.randn((HEADS * GROUP + 2 * HEADS, DIMS), generator=generator)
+    return drawn.split([HEADS * GROUP, HEADS, HEADS])
+
+
+class MiniEngine:
+    """Prefills a prompt in one step, decodes all others in the same step, condenses its rows."""
+
+    def __init__(self, compaction):
+        self.compaction = compaction
+        shape = {"num_blocks": NUM_BLOCKS, "heads": HEADS, "block_tokens": B, "dims": DIMS}
+        self.kv = [PackedKV("vec", dtype=torch.float32, **shape) for _ in LAYER_NAMES]
+        self.block_table = torch.full((MAX_REQUESTS, MAX_BLOCKS), -7, dtype=torch.int32)
+        self.seq_lens = torch.zeros(MAX_REQUESTS, dtype=torch.int32)
+        self.names: list[int] = []
+        self.num_prompt: dict[int, int] = {}
+        self.free = list(range(1, NUM_BLOCKS))
+
+    def admit(self, name, num_prompt):
+        self.names.append(name)
+        self.num_prompt[name] = num_prompt
+        self.seq_lens[len(self.names) - 1] = 0
+
+    def leave(self, name):
+        """The last row moves into the hole, as in a persistent batch."""
+        place, last = self.names.index(name), len(self.names) - 1
+        num_blocks = -(-int(self.seq_lens[place]) // B)
+        self.free.extend(self.block_table[place, :num_blocks].tolist())
+        self.block_table[place] = self.block_table[last]
+        self.seq_lens[place] = self.seq_lens[last]
+        self.names[place] = self.names[last]
+        self.names.pop()
+        del self.num_prompt[name]
+
+    def step(self):
+        """Runs one step; returns {name: [out of each layer]} of the decoding requests."""
+        queries, is_decoding = [], []
+        for place, name in enumerate(self.names):
+            before = int(self.seq_lens[place])
+            is_decoding.append(before > 0)
+            count = 1 if before else self.num_prompt[name]
+            self._grow(place, before, before + count)
+            queries.append(range(before, before + count))
+        batch = len(self.names)
+        first_query = torch.tensor(np.cumsum([0] + [len(rows) for rows in queries]))
+        step = self.compaction.begin_step(
+            self.block_table[:batch].numpy(),
+            self.seq_lens[:batch].numpy(),
+            np.array(is_decoding, bool),
+        )
+        outs = {name: [] for name, decodes in zip(self.names, is_decoding, strict=True) if decodes}
+        for layer, layer_name in enumerate(LAYER_NAMES):
+            query = torch.cat(
+                [
+                    self._write(layer, place, position)[None]
+                    for place, positions in enumerate(queries)
+                    for position in positions
+                ]
+            )
+            out = self._attend(layer, step, query, first_query, is_decoding)
+            if step is not None and step.has_scored_rows:
+                step.score(
+                    layer_name,
+                    self.kv[layer].tensor,
+                    query=query,
+                    out=out,
+                    first_query=first_query,
+                    scale=SCALE,
+                )
+            for place, name in enumerate(self.names):
+                if is_decoding[place]:
+                    outs[name].append(out[int(first_query[place])].clone())
+        return outs
+
+    def _grow(self, place, before, after):
+        for logical in range(-(-before // B), -(-after // B)):
+            block = self.free.pop()
+            for kv in self.kv:
+                kv.clear(block)
+            self.block_table[place, logical] = block
+        self.seq_lens[place] = after
+
+    def _write(self, layer, place, position):
+        query, key, value = token_values(self.names[place], layer, position)
+        block = int(self.block_table[place, position // B])
+        self.kv[layer].write(block, position % B, key, value)
+        return query
+
+    def _attend(self, layer, step, query, first_query, is_decoding):
+        """The engine's own kernel: it follows the table it is given, and nothing else."""
+        table, num_keys = self.block_table, self.seq_lens
+        if step is not None:
+            table = step.block_table_by_layer_name[LAYER_NAMES[layer]]
+            num_keys = torch.from_numpy(step.tables.num_keys)
+        out = torch.full_like(query, torch.nan)
+        for place in range(len(self.names)):
+            if is_decoding[place]:
+                keys = int(num_keys[place])
+                kv = self.kv[layer].read(table[place, : -(-keys // B)], keys)
+                token = int(first_query[place])
+                out[token] = attend(query[token], *kv, SCALE)[0].float()
+        return out

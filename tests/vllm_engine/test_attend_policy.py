@@ -1,0 +1,185 @@
+"""The attend policy in a real engine: what its layers attend to, and what requests leave behind."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
+
+import engines
+import torch
+from attend_policy.packed import attend, packed_places
+from engines import B
+
+EVERY, BUDGET, LAYERS = 4, 3, 3
+MAX_BATCHED = 64
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def llm(tmp_path_factory, request):
+    model = engines.save_llama(tmp_path_factory.mktemp("llama"))
+    compaction = {"budget": f"{BUDGET}b", "reselect_every_tokens": EVERY}
+    with engines.engine(
+        model,
+        compaction=compaction,
+        dtype=request.param,
+        num_gpu_blocks_override=17,
+        max_num_batched_tokens=MAX_BATCHED,
+    ) as llm:
+        yield llm
+
+
+def read_tokens(kv_cache, layout, blocks, tokens):
+    """(keys, values) [heads, tokens, dims] in float64."""
+    num_blocks, heads, block_tokens, twice_dims = kv_cache.shape
+    rows = kv_cache.reshape(num_blocks, heads, block_tokens * twice_dims)
+    out = []
+    for places in packed_places(layout, block_tokens, twice_dims // 2, kv_cache.itemsize == 2):
+        picked = [rows[int(blocks[t // B])][:, places[t % B]] for t in tokens]
+        out.append(torch.stack(picked, 1).double())
+    return out
+
+
+class Watch:
+    """Checks every decoding row of every layer against float64 over the promised tokens."""
+
+    def __init__(self, llm, monkeypatch):
+        from torch_bridge.vllm.backend import BlockCompactAttentionImpl
+
+        self.compaction = engines.compaction_of(llm)
+        (self.layout,) = [builder.isa for builder in engines.builders_of(llm)]
+        self.num_checked = {"all": 0, "selected": 0, "scored": 0}
+        self.largest_change = 0.0
+        tracker, forward = self.compaction._tracker, BlockCompactAttentionImpl.forward
+        step_of = tracker.step
+
+        def step(table, lengths, is_decoding):
+            self.rows = step_of(table, lengths, is_decoding)
+            self.is_decoding = is_decoding.copy()
+            return self.rows
+
+        def watched(impl, layer, query, *args, output, **kwargs):
+            result = forward(impl, layer, query, *args, output=output, **kwargs)
+            *_, kv_cache, metadata = args
+            if metadata is not None:
+                queries = query.view(-1, impl.num_heads, impl.head_size)
+                outputs = output.view(queries.shape).double()
+                row = int(layer.layer_name.split(".")[2])
+                self.check(row, (queries, outputs), kv_cache, metadata, scale=impl.scale)
+            return result
+
+        monkeypatch.setattr(tracker, "step", step, raising=False)
+        monkeypatch.setattr(BlockCompactAttentionImpl, "forward", watched)
+
+    def check(self, row, queries_and_outputs, kv_cache, metadata, *, scale):
+        step = getattr(metadata, "step", None)
+        for place, request in enumerate(self.rows):
+            if request is None:
+                continue
+            everything = range(request.num_tokens)
+            kind, tokens = "all", list(everything)
+            if step is not None and place in step.scored:
+                kind = "scored"
+            elif request.selected is not None:
+                kind = "selected"
+                chosen = set(request.selected[row].tolist())
+                assert len(chosen) == BUDGET - 1
+                tail = request.num_candidate_blocks * B
+                tokens = [t for t in everything if t // B in chosen or t >= tail]
+            token = int(metadata.query_start_loc[place])
+            query, got = (rows[token] for rows in queries_and_outputs)
+            blocks = request.physical_blocks
+            kv = read_tokens(kv_cache, self.layout, blocks, tokens)
+            expected, _ = attend(query, *kv, scale)
+            tolerance = 1e-4 if query.dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+            if kind == "selected":
+                kv = read_tokens(kv_cache, self.layout, blocks, everything)
+                change = (attend(query, *kv, scale)[0] - got).abs().max()
+                self.largest_change = max(self.largest_change, float(change))
+            self.num_checked[kind] += 1
+
+
+def test_layers_attend_to_the_selection_and_the_tail_in_mixed_batches(llm, monkeypatch):
+    watch = Watch(llm, monkeypatch)
+    tokens = engines.generate(llm, [engines.prompt(n) for n in (31, 150, 97, 1, 33)], 18)
+    assert [len(row) for row in tokens] == [18] * 5
+    assert all(count > 0 for count in watch.num_checked.values()), watch.num_checked
+    assert watch.largest_change > 1e-3, "a small budget must change attention"
+
+
+def keys_of(num_prompt, num_new):
+    """(keys attended to, of full attention, scorings) of a request alone."""
+    keys = full = scored = 0
+    selected_at = None
+    for length in range(num_prompt + 1, num_prompt + num_new):
+        full += length
+        whole = length // B
+        if whole <= BUDGET:
+            keys += length
+        elif selected_at is None or length - selected_at >= EVERY:
+            keys, scored, selected_at, tail = keys + length, scored + 1, length, (whole - 1) * B
+        else:
+            keys += (BUDGET - 1) * B + length - tail
+    return keys, full, scored
+
+
+@pytest.mark.parametrize("num_prompt", [20, 3 * B + 20, 6 * B - 1, 200])
+def test_as_many_keys_are_attended_to_as_the_budget_says(llm, num_prompt):
+    before = vars(engines.compaction_of(llm).counts).copy()
+    engines.generate(llm, [engines.prompt(num_prompt)], 24)
+    after = vars(engines.compaction_of(llm).counts)
+    found = tuple(after[n] - before[n] for n in ("num_keys", "num_full_keys", "num_scored"))
+    assert found == keys_of(num_prompt, 24)
+
+
+def test_a_prompts_chunk_of_one_token_is_no_decoding_step(llm, monkeypatch):
+    seen = []
+    compaction = engines.compaction_of(llm)
+    begin = compaction.begin_step
+
+    def begin_step(table, lengths, is_decoding):
+        seen.append((lengths.tolist(), is_decoding.tolist()))
+        return begin(table, lengths, is_decoding)
+
+    monkeypatch.setattr(compaction, "begin_step", begin_step, raising=False)
+    engines.generate(llm, [engines.prompt(MAX_BATCHED + 1)], 3)
+    assert seen == [
+        ([MAX_BATCHED], [False]),
+        ([MAX_BATCHED + 1], [False]),
+        ([MAX_BATCHED + 2], [True]),
+        ([MAX_BATCHED + 3], [True]),
+    ]
+
+
+def test_a_request_in_the_blocks_of_an_aborted_one_is_as_if_it_were_the_first(llm):
+    second = engines.prompt(190, seed=2)
+    (expected,) = engines.generate(llm, [second], 24)
+    tracker = engines.compaction_of(llm)._tracker
+    name = engines.add(llm, engines.prompt(220, seed=1), 60)
+    for _ in range(20):
+        llm.llm_engine.step()
+    (aborted,) = tracker._by_newest_block.values()
+    assert aborted.selected is not None, "it was decoding on a selection"
+    llm.llm_engine.abort_request([name])
+    engines.add(llm, second, 24)
+    llm.llm_engine.step()
+    assert not tracker._by_newest_block, "nothing of it is left"
+    (tokens,) = engines.finish(llm).values()
+    table = engines.runner_of(llm).input_batch.block_table[0].get_numpy_array()
+    assert np.intersect1d(table[0, :6], aborted.physical_blocks).size, "blocks were not reused"
+    assert tokens == expected
+
+
+def test_preempted_requests_resume_and_finish(llm):
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+
+    def count(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = count
+    tokens = engines.generate(llm, [engines.prompt(140, seed=s) for s in range(4)], 60)
+    scheduler._preempt_request = preempt
+    assert preempted
+    assert [len(row) for row in tokens] == [60] * 4

@@ -1,0 +1,75 @@
+"""Engines that compaction cannot serve do not start, and say why."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
+
+import engines
+
+SPECULATION = {
+    "method": "custom_class",
+    "model": "engines.NoDrafts",
+    "num_speculative_tokens": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    saved = {}
+
+    def model(save):
+        if save not in saved:
+            saved[save] = save(tmp_path_factory.mktemp("model"))
+        return saved[save]
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_prefix_caching": True}, "prefix caching is on"),
+        ({"speculative_config": SPECULATION}, "speculative decoding is on"),
+        ({"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, "KV-cache dtype is 'fp8'"),
+        ({"dtype": "float16"}, "dtype is torch.float16"),
+        ({"compaction": {"budgets": "10%"}}, "unknown key 'budgets'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_engine_that_cannot_be_served_does_not_start(models, options, message):
+    with (
+        pytest.raises(ValueError, match=message),
+        engines.engine(models(engines.save_llama), **({"compaction": {"budget": "10%"}} | options)),
+    ):
+        pytest.fail("it started")
+
+
+def test_windowed_layers_in_a_full_attention_group_are_refused(models):
+    with (
+        pytest.raises(ValueError, match=r"2 of 4 layers .* sliding window"),
+        engines.engine(
+            models(engines.save_gemma),
+            compaction={"budget": "10%"},
+            disable_hybrid_kv_cache_manager=True,
+        ),
+    ):
+        pytest.fail("it started")
+
+
+def test_an_untested_version_is_refused(models, monkeypatch):
+    from torch_bridge.vllm import versions
+
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", ("0.31.0",))
+    with (
+        pytest.raises(versions.UntestedVersionError, match=r"0\.32\.0 .*0\.31\.0"),
+        engines.engine(models(engines.save_llama), compaction={"budget": "10%"}),
+    ):
+        pytest.fail("it started")
+
+
+def test_a_block_size_that_no_layout_has_is_refused_by_vllm(models):
+    with (
+        pytest.raises(ValueError, match="block"),
+        engines.engine(models(engines.save_llama), compaction={"budget": "10%"}, block_size=16),
+    ):
+        pytest.fail("it started")

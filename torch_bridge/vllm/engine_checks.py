@@ -1,0 +1,114 @@
+"""What an engine must be like for compaction to serve it. Imports no vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_bridge.vllm.kv_blocks import LAYOUTS
+
+_PARALLEL_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+)
+
+
+class UnsupportedEngineError(ValueError):
+    """An engine configuration that compaction cannot serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFacts:
+    """What the attention layers of one full-attention group are like.
+
+    Attributes:
+        isa: vLLM's name of the layout that it packs KV in.
+        dtype: of the model.
+        kv_cache_dtype: as configured.
+        kv_cache_kind: class of the group's KV-cache specification, and what is special about it.
+        num_layers: layers of the group.
+        num_windowed_layers: those that attend to a sliding window.
+        biased_layers: layers whose logits are more than scaled products.
+    """
+
+    isa: str
+    dtype: torch.dtype
+    kv_cache_dtype: str
+    kv_cache_kind: str
+    num_layers: int
+    num_windowed_layers: int
+    biased_layers: tuple[str, ...]
+
+
+def check_engine(config: Any, attention: AttentionFacts) -> None:
+    """Refuses an engine that compaction cannot serve.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+        attention: of the group.
+
+    Raises:
+        UnsupportedEngineError: with the first fault and its remedy.
+    """
+    for fault in (*_faults_of_attention(attention), *_faults_of_config(config)):
+        raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
+
+
+def _faults_of_attention(attention: AttentionFacts) -> Iterator[str]:
+    if attention.kv_cache_dtype != "auto":
+        yield (
+            f"its KV-cache dtype is {attention.kv_cache_dtype!r}, expected 'auto'; leave "
+            "`kv_cache_dtype` out"
+        )
+    if attention.dtype not in {torch.float32, torch.bfloat16}:
+        yield (
+            f"its dtype is {attention.dtype}, expected float32 or bfloat16; pass dtype='bfloat16'"
+        )
+    if attention.isa not in LAYOUTS:
+        yield (
+            f"its attention packs KV as {attention.isa!r}, expected one of {', '.join(LAYOUTS)}; "
+            "these need an x86 CPU, and a block size and a head size that are multiples of 32"
+        )
+    if attention.kv_cache_kind != "FullAttentionSpec":
+        yield (
+            f"it has a KV cache of the kind {attention.kv_cache_kind}, expected plain causal "
+            "FullAttentionSpec; this model is not supported"
+        )
+    if attention.num_windowed_layers:
+        yield (
+            f"{attention.num_windowed_layers} of {attention.num_layers} layers of a full-attention "
+            "KV-cache group attend to a sliding window; pass disable_hybrid_kv_cache_manager=False"
+        )
+    if attention.biased_layers:
+        yield (
+            f"layer {attention.biased_layers[0]} uses attention sinks, ALiBi or soft-capped "
+            "logits, which block scores do not know; this model is not supported"
+        )
+
+
+def _faults_of_config(config: Any) -> Iterator[str]:
+    if config.cache_config.enable_prefix_caching:
+        yield (
+            "prefix caching is on, and KV computed from compacted attention must never be a hit; "
+            "pass enable_prefix_caching=False"
+        )
+    if config.kv_transfer_config is not None:
+        yield (
+            "a KV connector is configured, and KV computed from compacted attention must not leave "
+            "the engine; leave `kv_transfer_config` and KV offloading out"
+        )
+    if config.speculative_config is not None:
+        yield (
+            "speculative decoding is on, and its verification would be compacted too; leave "
+            "`speculative_config` out"
+        )
+    for name in _PARALLEL_SIZES:
+        size = getattr(config.parallel_config, name, 1)
+        if size != 1:
+            yield f"`{name}` is {size}, which was not tested; expected 1"
