@@ -12,8 +12,8 @@ class Refusal(enum.Enum):
 
     BAD_MESSAGE: a value is impossible. UNAUTHORIZED: no token, or a wrong one. HANDSHAKE: the sides
     cannot work together. EPOCH: it is meant for another process. UNKNOWN: the request or the
-    operation is not known. CONFLICT: it contradicts what was done. TOO_LARGE: over a limit. NO_ROOM:
-    memory or places for requests are used up.
+    operation is not known. CONFLICT: it contradicts what was done. TOO_LARGE: over a limit.
+    NO_ROOM: memory or places for requests are used up.
     """
 
     BAD_MESSAGE = "bad_message"

@@ -190,9 +190,7 @@ class OpenedSegment:
             )
         if place.offset_bytes < 0 or place.offset_bytes + size_bytes > self._handle.size_bytes:
             raise SegmentError(f"The server's region `{name}` lies outside of its segment.")
-        mapped = mmap.mmap(
-            self._fd, size_bytes, prot=mmap.PROT_READ, offset=place.offset_bytes
-        )
+        mapped = mmap.mmap(self._fd, size_bytes, prot=mmap.PROT_READ, offset=place.offset_bytes)
         return memoryview(mapped)
 
     def close(self) -> None:
