@@ -109,10 +109,9 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: Exception) -> JSONResponse:
-        problems = error.errors() if isinstance(error, RequestValidationError) else []
+        problems: Any = error.errors() if isinstance(error, RequestValidationError) else []
         first: Any = problems[0] if problems else {"loc": (), "msg": "cannot be read"}
-        place: list[Any] = list(first["loc"])
-        name = ".".join(str(part)[:100] for part in place)
+        name = ".".join(str(part)[:100] for part in first["loc"])
         content = {"refusal": Refusal.BAD_MESSAGE.value, "message": f"`{name}`: {first['msg']}."}
         return JSONResponse(content, status_code=Refusal.BAD_MESSAGE.http_status)
 
