@@ -266,6 +266,8 @@ class CompactionRuntime:
             raise_for_result(commit.result)
             committed = time.perf_counter()
             ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+            allocated = time.perf_counter()
+        left = time.perf_counter()
         self._state = _State(
             residency=commit.residency,
             ownership=ownership,
@@ -280,8 +282,8 @@ class CompactionRuntime:
             replace(
                 _NO_COSTS,
                 plan_us=(planned - begin + committed - uploaded) * 1e6,
-                wait_us=(uploaded - planned) * 1e6,
-                allocator_us=(time.perf_counter() - committed) * 1e6,
+                wait_us=(uploaded - planned + left - allocated) * 1e6,
+                allocator_us=(time.perf_counter() - left + allocated - committed) * 1e6,
             ),
         )
         return tables

@@ -16,6 +16,7 @@ from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.huggingface.speculate import decode_speculative
 
+from .proxy import faulty_proxy
 from .tiny import TOKEN, serving, start, tiny_model
 
 NUM_NEW = 60
@@ -186,3 +187,21 @@ def test_CAP_2_different_sides_do_not_start(context):
         wrong = RemoteClient(server.url, token="x" * 40)
         with pytest.raises(RemoteRefusedError, match="bearer token"):
             RemoteSession(**sides(tiny_model("llama")), client=wrong)
+
+
+@pytest.mark.slow
+def test_COM_4_lost_and_doubled_messages_change_nothing(context):
+    """COM-4: a third of all messages lost, unanswered or doubled; the same run all the same."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    with serving("llama") as server:
+        with faulty_proxy(server.url, seed=6) as (url, faults):
+            client = RemoteClient(url, token=TOKEN, retry_seconds=30.0)
+            with RemoteSession(**sides(model), client=client) as session:
+                found = decode(session, context)
+                assert session.num_recoveries == 0
+                assert not any_violation(session.verifier.transfers.ledger.state)
+        assert min(faults.counts.values()) > 1
+        assert found == expected
+        # The client's one `finish` may have been lost; nothing else may be left.
+        assert len(set(server.segments())) <= 1
