@@ -19,6 +19,7 @@ from .errors import Refusal, RemoteRefusedError, ServerLostError
 
 _MODEL_SECONDS: Final = 3600.0
 """A prefill may take long; a server that died is noticed at once all the same."""
+_IMPATIENT_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.5
 
@@ -80,7 +81,7 @@ class RemoteClient:
             path: Name of the message.
             message: The message; every retry is the same.
             answer: What comes back.
-            is_patient: Whether to send again when nothing comes back.
+            is_patient: Whether to repeat it for `retry_seconds`, or for a second at most.
 
         Raises:
             RemoteRefusedError: The server refused it and changed nothing.
@@ -98,7 +99,9 @@ class RemoteClient:
         *,
         is_patient: bool = True,
     ) -> AnswerModel:
-        deadline = time.monotonic() + (self._retry_seconds if is_patient else 0)
+        deadline = time.monotonic() + (
+            self._retry_seconds if is_patient else min(self._retry_seconds, _IMPATIENT_SECONDS)
+        )
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:

@@ -51,7 +51,7 @@ def faulty_proxy(target, *, seed, share=0.3):
             self.end_headers()
             self.wfile.write(answer.content)
 
-        do_GET = do_POST
+        do_GET = do_POST  # noqa: N815
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
