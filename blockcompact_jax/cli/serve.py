@@ -1,13 +1,11 @@
 """`blockcompact serve`: the CPU verifier as a process of its own."""
 
-import ipaddress
 import json
-import socket
 from typing import Annotated, Any
 
 import typer
 
-from .errors import UserError, require_modules
+from .errors import require_modules
 from .progress import make_observer
 from .run_options import (
     AttentionOption,
@@ -49,17 +47,18 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
     The engine's process reads the packed blocks straight from this process' memory, so both run on
     one machine as one user. Prints one line of JSON with the URL when it is ready; Ctrl-C ends it.
     """
-    _check_loopback(host)
     require_modules("blockcompact serve", _NEEDED_TO_SERVE, extra="models")
     require_modules("blockcompact serve", _NEEDED_FOR_HTTP, extra="remote")
 
     from blockcompact_jax.remote.access import create_or_read_token, new_process_epoch
     from blockcompact_jax.remote.app import create_app
+    from blockcompact_jax.remote.listen import listen, run_until_stopped
     from blockcompact_jax.remote.service import ServiceLimits, VerifierService
     from torch_bridge.huggingface.options import RunOptions
 
     checked: Any = {"dtype": dtype, "layout": layout, "attention": attention}
     RunOptions(model=model, block_tokens=block_tokens, **checked)
+    listening = listen(host, port)
     token = create_or_read_token(token_file)
     with make_observer() as observer:
         engine = _load_engine(model, block_tokens, max_tokens, checked, observer)
@@ -68,10 +67,9 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
     )
     process_epoch = new_process_epoch()
     service = VerifierService(engine, limits, process_epoch=process_epoch)
-    listening = _listen(host, port)
     url = f"http://{host}:{listening.getsockname()[1]}"
     typer.echo(json.dumps({"url": url, "process_epoch": process_epoch}))
-    _run(create_app(service, token=token), listening)
+    run_until_stopped(create_app(service, token=token), listening)
 
 
 def _load_engine(
@@ -90,36 +88,3 @@ def _load_engine(
         attention=checked["attention"],
         max_tokens=min(max_tokens, loaded.max_positions or max_tokens),
     )
-
-
-def _run(app: Any, listening: socket.socket) -> None:
-    import uvicorn
-
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
-    )
-    uvicorn.Server(config).run(sockets=[listening])
-
-
-def _check_loopback(host: str) -> None:
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise UserError(
-            f"`host` is {host!r}; expected a loopback address such as 127.0.0.1: memory is "
-            "shared, so the engine runs on this machine"
-        )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        raise UserError(f"`port` {port} of {host} cannot be used: {error.strerror}") from error
-    listening.listen(2048)
-    return listening

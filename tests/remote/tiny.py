@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -94,11 +93,10 @@ def serving(family="llama", **options):
 
 
 def _main(family, port, memory_bytes, lease_seconds):
-    import uvicorn
-
     from blockcompact_jax.kernels import Layout
     from blockcompact_jax.remote.access import new_process_epoch
     from blockcompact_jax.remote.app import create_app
+    from blockcompact_jax.remote.listen import listen, run_until_stopped
     from blockcompact_jax.remote.service import ServiceLimits, VerifierService
     from torch_bridge.huggingface.serve import ModelEngine
 
@@ -113,13 +111,9 @@ def _main(family, port, memory_bytes, lease_seconds):
         max_requests=2000, memory_bytes=int(memory_bytes), lease_seconds=float(lease_seconds)
     )
     service = VerifierService(engine, limits, process_epoch=new_process_epoch())
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", int(port)))
-    listening.listen(2048)
+    listening = listen("127.0.0.1", int(port))
     print(json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}"}), flush=True)
-    config = uvicorn.Config(create_app(service, token=TOKEN), log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets=[listening])
+    run_until_stopped(create_app(service, token=TOKEN), listening)
 
 
 if __name__ == "__main__":
