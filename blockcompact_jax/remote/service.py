@@ -12,9 +12,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.ledger.handles import OperationKey
 from blockcompact_jax.protocol import (
     Abort,
@@ -32,7 +31,9 @@ from blockcompact_jax.protocol import (
     shake_hands,
 )
 
+from .checks import check_rows, check_tokens
 from .errors import Refusal, RemoteRefusedError, SegmentError
+from .half import VerifierEngine, VerifierHalf
 from .segment import MemoryAllowance, SegmentHandle, SharedSegment
 
 Answer = TypeVar("Answer")
@@ -41,55 +42,6 @@ MAX_OPERATIONS: Final = 16
 """Results that are remembered for each request."""
 MAX_FINISHED: Final = 4096
 """Finished requests that are remembered, so that a late message opens none again."""
-
-
-class VerifierHalf(Protocol):
-    """The full KV of one request and the model that writes it."""
-
-    def prefill(self, token_ids: tuple[int, ...]) -> None:
-        """Verifies the context; logits and mass go to shared memory."""
-        ...
-
-    def verify(self, token_ids: tuple[int, ...], *, is_scoring: bool) -> None:
-        """Verifies tokens after the confirmed ones; logits and mass go to shared memory."""
-        ...
-
-    def confirm(self, num_tokens: int) -> None:
-        """Forgets all but the first `num_tokens` tokens and packs their whole blocks."""
-        ...
-
-    def close(self) -> None:
-        """Releases everything."""
-        ...
-
-
-class VerifierEngine(Protocol):
-    """The model, loaded once for all requests."""
-
-    @property
-    def geometry(self) -> ModelGeometry:
-        """Layers, groups, block size."""
-        ...
-
-    @property
-    def num_vocabulary(self) -> int:
-        """Token IDs are below this."""
-        ...
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence."""
-        ...
-
-    def capabilities(self, process_epoch: int) -> Capabilities:
-        """What this side says of itself."""
-        ...
-
-    def open(
-        self, segment: SharedSegment, *, max_tokens: int, num_draft_tokens: int
-    ) -> VerifierHalf:
-        """Allocates a request's stores in a segment."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +179,7 @@ class VerifierService:
 
         async def verify() -> int:
             half = _half(request)
-            self._check_confirmed(request, message.first_token_position)
+            _check_confirmed(request, message.first_token_position)
             if num_tokens > request.max_tokens:
                 raise RemoteRefusedError(
                     Refusal.TOO_LARGE,
@@ -240,7 +192,7 @@ class VerifierService:
                     f"`token_ids` has {len(message.token_ids)} tokens; expected at most "
                     f"`num_draft_tokens` + 1 = {request.num_draft_tokens + 1}.",
                 )
-            self._check_tokens(message.token_ids)
+            check_tokens(message.token_ids, self._engine.num_vocabulary)
 
             def work() -> None:
                 half.confirm(message.first_token_position)
@@ -262,8 +214,8 @@ class VerifierService:
 
         async def upload() -> int:
             half = _half(request)
-            self._check_confirmed(request, message.num_tokens)
-            self._check_rows(message, num_blocks)
+            _check_confirmed(request, message.num_tokens)
+            check_rows(message, geometry=self._engine.geometry, num_packed=num_blocks)
             if request.lease is not None:
                 raise RemoteRefusedError(
                     Refusal.CONFLICT,
@@ -429,49 +381,16 @@ class VerifierService:
                 f"`token_ids` has {len(message.token_ids)} tokens and `max_tokens` is "
                 f"{message.max_tokens}; expected at most {longest} and {self._engine.max_tokens}.",
             )
-        self._check_tokens(message.token_ids)
+        check_tokens(message.token_ids, self._engine.num_vocabulary)
 
-    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
-        if max(token_ids) >= self._engine.num_vocabulary:
-            raise RemoteRefusedError(
-                Refusal.BAD_MESSAGE,
-                f"`token_ids` has {max(token_ids)}; expected IDs below "
-                f"{self._engine.num_vocabulary}.",
-            )
 
-    def _check_confirmed(self, request: _Request, num_tokens: int) -> None:
-        if not request.num_confirmed <= num_tokens <= request.num_written:
-            raise RemoteRefusedError(
-                Refusal.CONFLICT,
-                f"{num_tokens} tokens are said to be confirmed; expected "
-                f"{request.num_confirmed} to {request.num_written}, which were verified.",
-            )
-
-    def _check_rows(self, message: CompactionUpload, num_packed: int) -> None:
-        """UPL-7: rows that no transfer of this request may have."""
-        geometry = self._engine.geometry
-        if message.source_kind.value != "source_only":
-            raise RemoteRefusedError(
-                Refusal.BAD_MESSAGE, "`source_kind` is not source_only; nothing is copied here."
-            )
-        layers = {layer: geometry.layers[layer] for layer in geometry.full_layers}
-        seen: set[tuple[int, int]] = set()
-        for row in message.rows:
-            place = row.layer, row.physical_block
-            if (
-                row.layer not in layers
-                or not 0 <= row.source_block < num_packed
-                or row.source_block != row.logical_block
-                or row.valid_tokens != geometry.block_tokens
-                or place in seen
-            ):
-                raise RemoteRefusedError(
-                    Refusal.BAD_MESSAGE,
-                    f"`rows` has {row}; expected a full-attention layer, a source block below "
-                    f"{num_packed} that equals the logical block, {geometry.block_tokens} valid "
-                    "tokens, and no destination twice.",
-                )
-            seen.add(place)
+def _check_confirmed(request: _Request, num_tokens: int) -> None:
+    if not request.num_confirmed <= num_tokens <= request.num_written:
+        raise RemoteRefusedError(
+            Refusal.CONFLICT,
+            f"{num_tokens} tokens are said to be confirmed; expected "
+            f"{request.num_confirmed} to {request.num_written}, which were verified.",
+        )
 
 
 def _half(request: _Request) -> VerifierHalf:
