@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= models,dev
+EXTRAS ?= models,remote,dev
 ARGS ?=
 PYTEST_ARGS ?=
 

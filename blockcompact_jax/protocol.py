@@ -260,10 +260,14 @@ class Prefill(RequestMessage):
     Attributes:
         operation_id: The same for every retry.
         token_ids: The prompt.
+        max_tokens: Longest sequence that follows, drafts included.
+        num_draft_tokens: Most tokens of one draft.
     """
 
     operation_id: int
     token_ids: tuple[int, ...]
+    max_tokens: int
+    num_draft_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +276,8 @@ class Verify(RequestMessage):
 
     Attributes:
         operation_id: The same for every retry; a retry draws no new random number.
-        first_token_position: Position of the first drafted token.
-        token_ids: The drafted tokens.
+        first_token_position: Position of the first token; all before it are confirmed.
+        token_ids: The last chosen token, then the drafted ones.
         is_scoring: Whether the answer carries block scores.
     """
 
@@ -314,12 +318,14 @@ class CompactionUpload:
         key: The staged operation.
         selection_revision: The selection it publishes.
         source_kind: What the transfer reads.
+        num_tokens: Confirmed tokens; the producer packs their whole blocks first.
         rows: What to move; none publishes the selection only.
     """
 
     key: OperationKey
     selection_revision: int
     source_kind: SourceKind
+    num_tokens: int
     rows: tuple[UploadRow, ...]
 
 

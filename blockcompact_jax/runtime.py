@@ -9,6 +9,8 @@ very end, so a fault anywhere before leaves the old tables, bytes and reference 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -48,6 +50,7 @@ from blockcompact_jax.step import (
     plan_step,
 )
 from blockcompact_jax.typed_jit import typed_jit
+from blockcompact_jax.upload import UploadPlan
 
 _ROW_COLUMNS = ("layer_row", "source_block", "physical_block", "valid_tokens")
 """What the transfer reads of each row of an upload plan."""
@@ -105,6 +108,12 @@ class Pools:
     resident: RegisteredPool
 
 
+Transaction = Callable[[UploadPlan, int], AbstractContextManager[None]]
+"""What surrounds a transfer: entered with the plan and the number of confirmed tokens before the
+first byte moves; left once bytes and new tables are there. An exception in it leaves the old state.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _State:
     residency: Residency
@@ -151,6 +160,7 @@ class CompactionRuntime:
         self.metrics = _NO_COSTS
         self.num_selections = 0
         self._pools: Pools | None = None
+        self._transaction: Transaction | None = None
         # Scores arrive committed to a device, and so do the states that follow from them. Starting
         # committed spares a second compilation.
         residency, ownership = jax.device_put(
@@ -184,8 +194,12 @@ class CompactionRuntime:
         """Whole confirmed blocks before the always-resident tail."""
         return self._state.num_candidate_blocks
 
-    def attach(self, pools: Pools) -> None:
+    def attach(self, pools: Pools, transaction: Transaction | None = None) -> None:
         """Names the stores that `reselect` moves bytes between.
+
+        Args:
+            pools: the stores.
+            transaction: what surrounds each transfer; nothing if None.
 
         Raises:
             ValueError: if the resident pool is smaller than `num_physical_blocks`.
@@ -196,6 +210,7 @@ class CompactionRuntime:
                 f"at least `num_physical_blocks` = {self.num_physical_blocks}."
             )
         self._pools = pools
+        self._transaction = transaction
 
     def warm_up(self, scores: Float32[Array, "row *heads max_blocks"]) -> None:
         """Compiles the planning calls, so that no selection pays for it. Changes nothing.
@@ -229,6 +244,7 @@ class CompactionRuntime:
         Raises:
             PlanError: if a stage refuses its input; nothing has changed then.
             KernelStatusError: if the transfer is refused; nothing has changed then.
+            Exception: what the transaction raises; nothing has changed then.
         """
         begin = time.perf_counter()
         state = self._state
@@ -247,14 +263,18 @@ class CompactionRuntime:
         )
         raise_for_result(plan.result)
         planned = time.perf_counter()
-        self._upload(plan)
-        uploaded = time.perf_counter()
-        commit = commit_step(
-            plan, residency, reserved, geometry=self._geometry, policy=self._policy
-        )
-        raise_for_result(commit.result)
-        committed = time.perf_counter()
-        ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+        transaction = self._transaction
+        with transaction(plan.upload, num_tokens) if transaction else nullcontext():
+            self._upload(plan)
+            uploaded = time.perf_counter()
+            commit = commit_step(
+                plan, residency, reserved, geometry=self._geometry, policy=self._policy
+            )
+            raise_for_result(commit.result)
+            committed = time.perf_counter()
+            ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+            allocated = time.perf_counter()
+        left = time.perf_counter()
         self._state = _State(
             residency=commit.residency,
             ownership=ownership,
@@ -269,8 +289,8 @@ class CompactionRuntime:
             replace(
                 _NO_COSTS,
                 plan_us=(planned - begin + committed - uploaded) * 1e6,
-                wait_us=(uploaded - planned) * 1e6,
-                allocator_us=(time.perf_counter() - committed) * 1e6,
+                wait_us=(uploaded - planned + left - allocated) * 1e6,
+                allocator_us=(time.perf_counter() - left + allocated - committed) * 1e6,
             ),
         )
         return tables

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from jaxtyping import Int32
@@ -17,7 +15,9 @@ from blockcompact_jax.kernels import (
     raise_for_status,
 )
 from torch_bridge.dlpack import aligned_zeros
+from torch_bridge.memory import KVMemory, PrivateMemory
 from torch_bridge.pools import KVShape
+from torch_bridge.ring import TokenRing
 
 
 class FullKV:
@@ -45,8 +45,9 @@ class FullKV:
         max_unpacked_tokens: int,
         num_kept_blocks: int,
         layout: Layout,
+        memory: KVMemory | None = None,
     ) -> None:
-        """Allocates and registers the stores.
+        """Allocates and registers the stores, or opens those of another process to read them.
 
         Args:
             shape: sizes.
@@ -54,7 +55,10 @@ class FullKV:
             max_unpacked_tokens: most tokens that are written past the last whole confirmed block.
             num_kept_blocks: packed blocks that the ring keeps as well.
             layout: packed layout.
+            memory: where `packed` and `newest` lie; memory of this process if not given. Where it
+                is read-only, whoever writes it says by `mark_packed` what is packed.
         """
+        memory = memory or PrivateMemory()
         self.shape = shape
         self.layout = layout
         self.max_tokens = max_blocks * shape.block_tokens
@@ -63,13 +67,21 @@ class FullKV:
         self._num_ring_blocks = self._max_unpacked_blocks + num_kept_blocks
         rows, heads, dim = shape.num_rows, shape.num_kv_heads, shape.head_dim
         num_ring_tokens = self._num_ring_blocks * shape.block_tokens
-        self.packed = aligned_zeros(
-            rows, max_blocks, heads, 2 * shape.block_tokens, dim, dtype=shape.dtype
+        self.packed = memory.tensor(
+            "packed", rows, max_blocks, heads, 2 * shape.block_tokens, dim, dtype=shape.dtype
         )
-        self.newest = aligned_zeros(rows, 2, heads, num_ring_tokens, dim, dtype=shape.dtype)
+        self.newest = memory.tensor(
+            "newest", rows, 2, heads, num_ring_tokens, dim, dtype=shape.dtype
+        )
+        self._ring = TokenRing(self.newest)
         self.plain_layer = aligned_zeros(1, 2, heads, self.max_tokens, dim, dtype=shape.dtype)
-        self.packed_pool = shape.register_packed(self.packed, max_blocks, layout)
-        self.newest_pool = shape.register_plain(self.newest, self._num_ring_blocks)
+        is_writable = memory.is_writable
+        self.packed_pool = shape.register_packed(
+            self.packed, max_blocks, layout, is_writable=is_writable
+        )
+        self.newest_pool = shape.register_plain(
+            self.newest, self._num_ring_blocks, is_writable=is_writable
+        )
         self._plain_layer_pool = shape.register_plain(self.plain_layer, max_blocks)
         self._logical_blocks = np.arange(max_blocks, dtype=np.int32)
         self._num_packed_by_row = np.zeros(rows, np.int64)
@@ -99,8 +111,7 @@ class FullKV:
             self.plain_layer[0, 0, :, :num_tokens] = key
             self.plain_layer[0, 1, :, :num_tokens] = value
             self._pack(self._plain_layer_pool, row, self._logical_blocks[:num_blocks])
-        first = max(0, num_tokens - self.newest.shape[3])
-        self._write_ring(row, first, key[:, first:], value[:, first:])
+        self._ring.write(row, 0, key, value)
         self._num_packed_by_row[row] = num_blocks
 
     def write(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -120,7 +131,7 @@ class FullKV:
                 f"the unpacked tokens [{first_free}, {last_free}) of row {row}. Pack confirmed "
                 "tokens first, or allocate for more unpacked tokens."
             )
-        self._write_ring(row, token_position, key, value)
+        self._ring.write(row, token_position, key, value)
 
     def pack(self, num_tokens: int) -> None:
         """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
@@ -135,6 +146,10 @@ class FullKV:
         rows = np.arange(self.shape.num_rows, dtype=np.int32)
         self._pack(self.newest_pool, np.repeat(rows, blocks.size), np.tile(blocks, rows.size))
         self._num_packed_by_row[:] = num_packed + blocks.size
+
+    def mark_packed(self, num_tokens: int) -> None:
+        """Takes down that the writer of read-only stores has packed up to `num_tokens` tokens."""
+        self._num_packed_by_row[:] = num_tokens // self.shape.block_tokens
 
     def segments(self, row: int, num_tokens: int) -> list[AttendSegment]:
         """The first `num_tokens` tokens of one row, as attention over blocks takes them.
@@ -183,7 +198,7 @@ class FullKV:
             )
             raise_for_status(unpacked.status, call="pool_upload", source_block=blocks)
         first = num_blocks * block_tokens
-        for ring, begin, end in self._ring_pieces(first, max(num_tokens - first, 0)):
+        for ring, begin, end in self._ring.pieces(first, max(num_tokens - first, 0)):
             self.plain_layer[0, :, :, first + begin : first + end] = self.newest[row, :, :, ring]
         key, value = self.plain_layer[0, :, :, :num_tokens].unbind(0)
         return key, value
@@ -208,11 +223,7 @@ class FullKV:
                 f"`token_position` is {token_position}; expected at least {first_kept}, the first "
                 "token still held plain. Read older ones with `read`."
             )
-        pieces = [
-            self.newest[:, :, :, ring]
-            for ring, _, _ in self._ring_pieces(token_position, end_token_position - token_position)
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat([self.newest[:, :, :, :0], *pieces], 3)
+        return self._ring.read(token_position, end_token_position - token_position)
 
     def _check_capacity(self, token_position: int, end_token_position: int) -> None:
         if end_token_position > self.max_tokens:
@@ -238,22 +249,3 @@ class FullKV:
             packed_pool=self.packed_pool,
         )
         raise_for_status(packed.status, call="pool_pack", source_block=logical_block)
-
-    def _write_ring(
-        self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        for ring, begin, end in self._ring_pieces(token_position, key.shape[1]):
-            self.newest[row, 0, :, ring] = key[:, begin:end]
-            self.newest[row, 1, :, ring] = value[:, begin:end]
-
-    def _ring_pieces(
-        self, token_position: int, num_tokens: int
-    ) -> Iterator[tuple[slice, int, int]]:
-        """Cuts tokens where the ring ends: (place in the ring, begin, end)."""
-        num_ring_tokens = self.newest.shape[3]
-        begin = 0
-        while begin < num_tokens:
-            place = (token_position + begin) % num_ring_tokens
-            end = min(num_tokens, begin + num_ring_tokens - place)
-            yield slice(place, place + end - begin), begin, end
-            begin = end

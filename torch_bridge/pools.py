@@ -37,13 +37,16 @@ class KVShape:
         """Bytes of one block of one layer, keys and values."""
         return 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
 
-    def register_plain(self, tensor: torch.Tensor, num_blocks: int) -> RegisteredPool:
+    def register_plain(
+        self, tensor: torch.Tensor, num_blocks: int, *, is_writable: bool = True
+    ) -> RegisteredPool:
         """Registers plain blocks.
 
         Args:
             tensor: [num_rows, 2, num_kv_heads, num_blocks * block_tokens, head_dim]; with one row
                 it stands for every row of the pool.
             num_blocks: blocks a row.
+            is_writable: False refuses every call that writes the blocks.
         """
         layer, kv, head, token, _ = tensor.stride()
         is_shared = tensor.shape[0] == 1
@@ -60,10 +63,11 @@ class KVShape:
             ),
             size_bytes=tensor.numel() * tensor.element_size(),
             keepalive=tensor,
+            is_writable=is_writable,
         )
 
     def register_packed(
-        self, tensor: torch.Tensor, num_blocks: int, layout: Layout
+        self, tensor: torch.Tensor, num_blocks: int, layout: Layout, *, is_writable: bool = True
     ) -> RegisteredPool:
         """Registers a [num_rows, num_blocks, num_kv_heads, 2 * block_tokens, head_dim] tensor."""
         return RegisteredPool.register_packed(
@@ -77,4 +81,5 @@ class KVShape:
             element_bytes=self.dtype.itemsize,
             size_bytes=tensor.numel() * tensor.element_size(),
             keepalive=tensor,
+            is_writable=is_writable,
         )

@@ -9,6 +9,7 @@ from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
 from .run import run
+from .serve import serve
 from .simulate import simulate
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 
 
 app.command()(run)
+app.command()(serve)
 app.add_typer(models, name="models")
 app.command()(info)
 app.command()(simulate)

@@ -1,5 +1,6 @@
 """`blockcompact run`: decode with a compacted KV cache and report what it saved."""
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -23,9 +24,11 @@ from .run_options import (
     PolicyOption,
     PromptFileOption,
     PromptOption,
+    RemoteOption,
     ReselectEveryOption,
     SeedOption,
     TemperatureOption,
+    TokenFileOption,
 )
 
 _NEEDED_TO_RUN = ("torch", "transformers", "gguf", "safetensors", "filelock")
@@ -49,6 +52,8 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     compare_full: CompareFullOption = True,
+    remote: RemoteOption = None,
+    token_file: TokenFileOption = None,
     is_json: JsonOption = False,
 ) -> None:
     """Decode with a compacted KV cache, checked against the full one, and report the savings.
@@ -91,10 +96,22 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     from torch_bridge.huggingface.report import render, to_json
     from torch_bridge.huggingface.run import run_decoding
 
+    connection = _connect(remote, token_file)
     with make_observer(is_text_shown=not is_json) as observer:
-        report = run_decoding(options, observer=observer)
+        report = run_decoding(options, observer=observer, remote=connection)
     if is_json:
         typer.echo(to_json(report))
     else:
         typer.echo()
         render(report, Console())
+
+
+def _connect(remote: str | None, token_file: Path | None) -> Any:
+    """Returns the connection to a verifier; None to verify in this process."""
+    if remote is None:
+        return None
+    require_modules("blockcompact run --remote", ("httpx", "pydantic"), extra="remote")
+    from blockcompact_jax.remote.access import read_token
+    from blockcompact_jax.remote.client import RemoteClient
+
+    return RemoteClient(remote, token=read_token(token_file))

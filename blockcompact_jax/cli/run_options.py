@@ -64,3 +64,18 @@ CompareFullOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")
 ]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of a `blockcompact serve` that holds the full KV and verifies.",
+        show_default="verify in this process",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the server's bearer token, readable by you alone; `serve` makes a missing "
+        "one.",
+        show_default="the variable BLOCKCOMPACT_TOKEN",
+    ),
+]

@@ -152,7 +152,11 @@ def test_COM_4_equal_messages_have_equal_bodies():
         valid_tokens=32,
     )
     upload = CompactionUpload(
-        key=KEY, selection_revision=1, source_kind=SourceKind.SOURCE_ONLY, rows=(row,)
+        key=KEY,
+        selection_revision=1,
+        source_kind=SourceKind.SOURCE_ONLY,
+        num_tokens=64,
+        rows=(row,),
     )
     verify = Verify(
         process_epoch=1,

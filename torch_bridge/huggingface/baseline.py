@@ -52,7 +52,7 @@ class StockPrefix:
     def __init__(self, cache: CompactedCache) -> None:
         """Remembers the context that `cache` holds now, right after the prefill."""
         self._num_tokens = cache.get_seq_length()
-        self._full = cache.full
+        self._cache = cache
         self._windows = [
             None
             if isinstance(layer, CompactedLayer)
@@ -67,7 +67,7 @@ class StockPrefix:
         layers: list[Any] = stock.layers
         for layer, window in zip(layers, self._windows, strict=True):
             if window is None:
-                key, value = self._full.read(next(full_rows), self._num_tokens)
+                key, value = self._cache.full.read(next(full_rows), self._num_tokens)
                 layer.update(key[None].clone(), value[None].clone())
             else:
                 layer.update(*window)

@@ -15,8 +15,8 @@ from blockcompact_jax.kernels import (
     host_pool_attend_at,
     raise_for_status,
 )
-from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.huggingface.cache import CompactedCache
+from torch_bridge.memory import KVMemory, PrivateMemory
 
 BLOCK_ATTENTION_DTYPES = (torch.float32, torch.bfloat16)
 """KV dtypes that attention over blocks computes with."""
@@ -34,7 +34,13 @@ class BlockAttention:
     """
 
     def __init__(
-        self, cache: CompactedCache, *, num_query_heads: int, num_positions: int, max_blocks: int
+        self,
+        cache: CompactedCache,
+        *,
+        num_query_heads: int,
+        num_positions: int,
+        max_blocks: int,
+        memory: KVMemory | None = None,
     ) -> None:
         """Allocates the mass.
 
@@ -43,13 +49,14 @@ class BlockAttention:
             num_query_heads: query heads a layer.
             num_positions: newest queries of a forward that are scored.
             max_blocks: capacity of the block axis.
+            memory: where the mass lies; memory of this process if not given.
         """
         self._cache = cache
         self.is_scored = False
         self.num_layers_attended = 0
         num_rows = cache.full.shape.num_rows
-        self.mass = aligned_zeros(
-            num_rows, num_query_heads, num_positions, max_blocks, dtype=torch.float32
+        self.mass = (memory or PrivateMemory()).tensor(
+            "mass", num_rows, num_query_heads, num_positions, max_blocks, dtype=torch.float32
         )
 
     def has_more_than_handed_out(self, layer: int) -> bool:

@@ -27,6 +27,7 @@ from blockcompact_jax.kernels import AttendSegment
 from torch_bridge.full import FullKV
 from torch_bridge.huggingface.layers import layer_types
 from torch_bridge.resident import ResidentKV
+from torch_bridge.ring import TokenRing
 
 
 class Phase(enum.Enum):
@@ -123,20 +124,20 @@ class CompactedCache(Cache):
 
     Attributes:
         full: every token's KV of the full-attention layers, read when verifying.
-        resident: the blocks the draft reads.
+        resident: the blocks the draft reads; None where nothing is drafted.
         phase: set it before a forward pass.
         is_gathering: whether layers hand out gathered copies of their blocks.
     """
 
     layers: list[Any]
 
-    def __init__(self, config: PreTrainedConfig, full: FullKV, resident: ResidentKV) -> None:
+    def __init__(self, config: PreTrainedConfig, full: FullKV, resident: ResidentKV | None) -> None:
         """Builds one cache layer a decoder layer.
 
         Args:
             config: the model's text config.
             full: store with one row a full-attention layer, in decoder order.
-            resident: store with the same rows.
+            resident: store with the same rows; None for a cache that only verifies.
         """
         self.full = full
         self.resident = resident
@@ -157,7 +158,11 @@ class CompactedCache(Cache):
     @property
     def store(self) -> FullKV | ResidentKV:
         """The store of the present phase."""
-        return self.full if self.phase is Phase.VERIFY else self.resident
+        if self.phase is Phase.VERIFY:
+            return self.full
+        if self.resident is None:
+            raise RuntimeError("this cache only verifies; give it a `resident` store to draft")
+        return self.resident
 
     def segments(self, layer: int) -> list[AttendSegment]:
         """What a full-attention layer attends to in the present phase, its newest token last.
@@ -167,6 +172,28 @@ class CompactedCache(Cache):
         """
         cache_layer: CompactedLayer = self.layers[layer]
         return self.store.segments(cache_layer.layer_row, cache_layer.length)
+
+    @property
+    def sliding_layers(self) -> list[Any]:
+        """The sliding-window layers, in decoder order."""
+        return [layer for layer in self.layers if not isinstance(layer, CompactedLayer)]
+
+    def adopt(self, windows: TokenRing, num_tokens: int) -> None:
+        """Takes over tokens that another process has verified, and forgets what has left windows.
+
+        Args:
+            windows: its sliding layers' newest keys and values, one row a layer.
+            num_tokens: confirmed tokens.
+        """
+        for layer in self.layers:
+            if isinstance(layer, CompactedLayer):
+                layer.length = num_tokens
+        for row, layer in enumerate(self.sliding_layers):
+            first = max(layer.cumulative_length, num_tokens - windows.num_tokens)
+            kv = windows.read(first, num_tokens - first)[row]
+            layer.update(kv[0][None], kv[1][None])
+            layer.cumulative_length = num_tokens
+            layer.crop(0)
 
     def rollback(self, num_tokens: int) -> None:
         """Forgets the newest `num_tokens` tokens in every layer, any number of times in a round.
@@ -186,6 +213,5 @@ class CompactedCache(Cache):
 
     def trim_windows(self) -> None:
         """Lets sliding layers drop what has left their windows; nothing older can come back."""
-        for layer in self.layers:
-            if not isinstance(layer, CompactedLayer):
-                layer.crop(0)
+        for layer in self.sliding_layers:
+            layer.crop(0)

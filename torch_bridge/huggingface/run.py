@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -16,25 +16,30 @@ from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptio
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.report import RunReport, make_report
 from torch_bridge.huggingface.sampling import Sampler
-from torch_bridge.huggingface.session import (
-    RECENT_BLOCKS,
-    SINK_BLOCKS,
-    CompactionSession,
-    SessionLimits,
-)
+from torch_bridge.huggingface.session import CompactionSession, SessionLimits
+from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS
 from torch_bridge.huggingface.speculate import decode_speculative, warm_up
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
 
+if TYPE_CHECKING:
+    from blockcompact_jax.remote.client import RemoteClient
+
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) -> RunReport:
+def run_decoding(
+    options: RunOptions,
+    *,
+    observer: RunObserver | None = None,
+    remote: RemoteClient | None = None,
+) -> RunReport:
     """Runs the main job.
 
     Args:
         options: what to run; checked already.
         observer: hears of stages, progress and text.
+        remote: server that verifies; None to verify in this process. Closed at the end.
 
     Returns:
         What was measured.
@@ -55,9 +60,9 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
     )
     _check_fit(options, prompt.num_tokens, loaded)
     num_draft_tokens = _num_draft_tokens(options)
-    session = CompactionSession(
-        model=loaded.model,
-        limits=SessionLimits(
+    sides: dict[str, Any] = {
+        "model": loaded.model,
+        "limits": SessionLimits(
             # The last round drafts past the tokens asked for.
             max_tokens=prompt.num_tokens + options.num_new_tokens + num_draft_tokens,
             num_draft_tokens=num_draft_tokens,
@@ -66,12 +71,20 @@ def run_decoding(options: RunOptions, *, observer: RunObserver | None = None) ->
             block_tokens=options.block_tokens,
             budget=options.budget,
         ),
-        score_source=score_source(options.policy, seed=options.seed),
-        layout=Layout[options.layout.upper()],
-        attention=options.attention,
-    )
-    with session:
+        "score_source": score_source(options.policy, seed=options.seed),
+        "layout": Layout[options.layout.upper()],
+        "attention": options.attention,
+    }
+    with _new_session(sides, remote) as session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
+
+
+def _new_session(sides: dict[str, Any], remote: RemoteClient | None) -> CompactionSession:
+    if remote is None:
+        return CompactionSession(**sides)
+    from torch_bridge.huggingface.remote import RemoteSession
+
+    return RemoteSession(**sides, client=remote)
 
 
 def _num_draft_tokens(options: RunOptions) -> int:

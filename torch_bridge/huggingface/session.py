@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -16,15 +15,14 @@ from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import SelectionPolicy, SmallBudget
 from torch_bridge.budget import Budget
 from torch_bridge.dlpack import to_jax
-from torch_bridge.full import FullKV
-from torch_bridge.huggingface.attention import BLOCKS_KEYWORD, register
-from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES, BlockAttention
+from torch_bridge.huggingface.attention import register
 from torch_bridge.huggingface.cache import CompactedCache, Phase
-from torch_bridge.huggingface.geometry import geometry_of
 from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.huggingface.policies import ScoreSource
-from torch_bridge.pools import KVShape
+from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS, store_sizes
+from torch_bridge.huggingface.verifier import BlockForward, LocalVerifier, Verifier
+from torch_bridge.memory import PrivateMemory
 from torch_bridge.resident import ResidentKV
 
 
@@ -35,10 +33,6 @@ class PartSeconds:
     draft: float = 0.0
     verify: float = 0.0
     reselect: float = 0.0
-
-
-SINK_BLOCKS = 1
-RECENT_BLOCKS = 1
 
 
 def effective_budget_blocks(budget: Budget, num_whole_blocks: int) -> int:
@@ -110,53 +104,43 @@ class CompactionSession:
     seconds: PartSeconds = field(default_factory=PartSeconds)
 
     def __post_init__(self) -> None:
-        config = self.model.config.get_text_config(decoder=True)
-        self.stock_attention = _stock_attention(self.model)
-        limits, dtype = self.limits, self.model.dtype
-        if self.attention == "blocks" and dtype not in BLOCK_ATTENTION_DTYPES:
-            raise UnsupportedModelError(
-                f"`attention` is 'blocks' and the model's dtype {dtype}; expected one of "
-                f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}. Use attention='gathered'."
-            )
-        self.geometry = geometry_of(
-            config, block_tokens=limits.block_tokens, dtype=dtype, layout=self.layout
-        )
-        max_blocks = -(-limits.max_tokens // limits.block_tokens)
-        selection = selection_policy(max_want=effective_budget_blocks(limits.budget, max_blocks))
-        layer = self.geometry.layers[self.geometry.full_layers[0]]
-        shape = KVShape(
-            num_rows=self.geometry.num_rows,
-            num_kv_heads=layer.num_kv_heads,
+        self.stock_attention = stock_attention(self.model)
+        limits = self.limits
+        self.sizes = store_sizes(
+            self.model,
             block_tokens=limits.block_tokens,
-            head_dim=layer.head_dim,
-            dtype=dtype,
-        )
-        runtime_limits = RuntimeLimits(
-            max_blocks=max_blocks,
-            max_unselected_tokens=(limits.reselect_every_rounds + 1)
-            * (limits.num_draft_tokens + 1),
-        )
-        self.runtime = CompactionRuntime(
-            geometry=self.geometry, selection=selection, limits=runtime_limits
-        )
-        self.full = FullKV(
-            shape,
-            max_blocks=max_blocks,
-            max_unpacked_tokens=limits.block_tokens + limits.num_draft_tokens,
-            num_kept_blocks=RECENT_BLOCKS,
             layout=self.layout,
+            attention=self.attention,
+            max_tokens=limits.max_tokens,
+            num_draft_tokens=limits.num_draft_tokens,
         )
-        self.resident = ResidentKV(shape, self.runtime.num_physical_blocks)
-        self.runtime.attach(Pools(packed=self.full.packed_pool, resident=self.resident.pool))
+        self.geometry = self.sizes.geometry
+        self.runtime = self._new_runtime()
+        self.resident = ResidentKV(self.sizes.shape, self.runtime.num_physical_blocks)
+        self.full = self.sizes.full_kv(PrivateMemory())
+        config = self.model.config.get_text_config(decoder=True)
         self.cache = CompactedCache(config, self.full, self.resident)
         self.cache.is_gathering = self.attention == "gathered"
-        self.blocks = BlockAttention(
-            self.cache,
-            num_query_heads=layer.num_query_heads,
-            num_positions=limits.num_draft_tokens + 1,
-            max_blocks=max_blocks,
-        )
+        self.blocks = self.sizes.block_attention(self.cache, PrivateMemory())
+        self.runtime.attach(Pools(packed=self.full.packed_pool, resident=self.resident.pool))
+        self._forward = BlockForward(self.model, self.cache)
+        self.verifier = self._new_verifier()
         self.model.set_attn_implementation(register())
+
+    def _new_runtime(self) -> CompactionRuntime:
+        limits, max_blocks = self.limits, self.sizes.max_blocks
+        return CompactionRuntime(
+            geometry=self.geometry,
+            selection=selection_policy(max_want=effective_budget_blocks(limits.budget, max_blocks)),
+            limits=RuntimeLimits(
+                max_blocks=max_blocks,
+                max_unselected_tokens=(limits.reselect_every_rounds + 1)
+                * (limits.num_draft_tokens + 1),
+            ),
+        )
+
+    def _new_verifier(self) -> Verifier:
+        return LocalVerifier(self._forward, self.cache, self.full, self.blocks)
 
     def warm_up(self) -> None:
         """Compiles the planning calls before the first selection needs them."""
@@ -171,9 +155,7 @@ class CompactionSession:
         Returns:
             Logits [vocabulary] of the token after the context.
         """
-        self.cache.phase = Phase.VERIFY
-        logits = self._forward(token_ids, is_scored=True, logits_to_keep=1)[0]
-        self.cache.trim_windows()
+        logits = self.verifier.prefill(token_ids)
         self.num_tokens = len(token_ids)
         self.reselect()
         self.seconds = PartSeconds()
@@ -186,8 +168,7 @@ class CompactionSession:
             Logits [num_tokens, vocabulary].
         """
         begin = time.perf_counter()
-        self.cache.phase = Phase.DRAFT
-        logits = self._forward(token_ids)
+        logits = self._forward(Phase.DRAFT, self.blocks, token_ids)
         self.seconds.draft += time.perf_counter() - begin
         return logits
 
@@ -207,8 +188,7 @@ class CompactionSession:
         """
         begin = time.perf_counter()
         self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
-        self.cache.phase = Phase.VERIFY
-        logits = self._forward(token_ids, is_scored=is_scored)
+        logits = self.verifier.verify(token_ids, is_scored=is_scored)
         self.seconds.verify += time.perf_counter() - begin
         return logits
 
@@ -217,10 +197,9 @@ class CompactionSession:
         begin = time.perf_counter()
         first = self.num_tokens
         self.num_tokens += num_tokens
-        self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
-        self.cache.trim_windows()
+        self.verifier.keep(self.num_tokens)
         self.resident.write_confirmed(first, self.full.read_newest(first, self.num_tokens))
-        self.full.pack(self.num_tokens)
+        self.verifier.pack(self.num_tokens)
         self.seconds.verify += time.perf_counter() - begin
 
     def reselect(self) -> None:
@@ -263,31 +242,8 @@ class CompactionSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forward(
-        self, token_ids: list[int], *, is_scored: bool = False, logits_to_keep: int = 0
-    ) -> torch.Tensor:
-        self.blocks.is_scored, self.blocks.num_layers_attended = is_scored, 0
-        with torch.inference_mode():
-            logits = self.model(
-                torch.from_numpy(np.asarray([token_ids])),
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=logits_to_keep,
-                **{BLOCKS_KEYWORD: self.blocks},
-            ).logits[0]
-        if self.blocks.num_layers_attended != self.geometry.num_rows:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} attended over blocks in "
-                f"{self.blocks.num_layers_attended} of {self.geometry.num_rows} full-attention "
-                "layers; expected all. Its forward does not hand keywords to attention; this "
-                "architecture is not supported."
-            )
-        if is_scored:
-            self.blocks.repeat_oldest(len(token_ids))
-        return logits
 
-
-def _stock_attention(model: PreTrainedModel) -> str:
+def stock_attention(model: PreTrainedModel) -> str:
     """The model's own attention implementation, which must be scaled dot-product attention."""
     name = model.config._attn_implementation  # no public getter exists
     if name != "sdpa":

@@ -1,0 +1,173 @@
+"""The engine's end of the wire: sends messages, retries them, notices a lost server."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.protocol import Capabilities
+
+from . import wire
+from .errors import Refusal, RemoteRefusedError, ServerLostError
+
+_MODEL_SECONDS: Final = 3600.0
+"""A prefill may take long; a server that died is noticed at once all the same."""
+_IMPATIENT_SECONDS: Final = 1.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LAST_PAUSE_SECONDS: Final = 0.5
+
+AnswerModel = TypeVar("AnswerModel", bound=BaseModel)
+
+
+class RemoteClient:
+    """Talks to one server. A message without an answer is sent again, as it was."""
+
+    def __init__(self, url: str, *, token: str, retry_seconds: float = 30.0) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: Such as `http://127.0.0.1:8123`; a loopback address, since memory is shared.
+            token: The server's bearer token.
+            retry_seconds: How long a message without an answer is repeated.
+
+        Raises:
+            CompactionError: `url` is not a loopback HTTP address.
+        """
+        _check_url(url)
+        self.url = url
+        self.lease_seconds = 0.0
+        self._retry_seconds = retry_seconds
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(_MODEL_SECONDS, connect=2.0),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._http.close()
+
+    def shake_hands(self, capabilities: Callable[[int], Capabilities]) -> int:
+        """Agrees with the server, and returns its process epoch.
+
+        Args:
+            capabilities: What this side says of itself, given the server's epoch.
+
+        Raises:
+            RemoteRefusedError: The sides differ; the message names the field and both values.
+            ServerLostError: There is no server.
+        """
+        health = self._answer("GET", "/v1/health", None, wire.HealthAnswer)
+        ours = wire.CapabilitiesWire.of(capabilities(health.process_epoch))
+        message = wire.InitializeWire(capabilities=ours)
+        answer = self.call("initialize", message, wire.InitializeAnswer)
+        self.lease_seconds = answer.lease_seconds
+        return answer.process_epoch
+
+    def call(
+        self, path: str, message: BaseModel, answer: type[AnswerModel], *, is_patient: bool = True
+    ) -> AnswerModel:
+        """Sends a message until it is answered.
+
+        Args:
+            path: Name of the message.
+            message: The message; every retry is the same.
+            answer: What comes back.
+            is_patient: Whether to repeat it for `retry_seconds`, or for a second at most.
+
+        Raises:
+            RemoteRefusedError: The server refused it and changed nothing.
+            ServerLostError: The server is gone, or was restarted.
+        """
+        body = message.model_dump_json().encode()
+        return self._answer("POST", f"/v1/{path}", body, answer, is_patient=is_patient)
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        model: type[AnswerModel],
+        *,
+        is_patient: bool = True,
+    ) -> AnswerModel:
+        deadline = time.monotonic() + (
+            self._retry_seconds if is_patient else min(self._retry_seconds, _IMPATIENT_SECONDS)
+        )
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                headers = {"content-type": "application/json"}
+                response = self._http.request(method, path, content=body, headers=headers)
+                break
+            except httpx.TransportError as error:
+                if time.monotonic() + pause > deadline:
+                    raise ServerLostError(
+                        f"The verifier at {self.url} does not answer ({type(error).__name__}). "
+                        "Start it again with `blockcompact serve` and the same port."
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE_SECONDS)
+        return _read(response, model)
+
+
+class Heartbeat:
+    """Tells the server, from a thread of its own, that a request's client is alive."""
+
+    def __init__(self, client: RemoteClient, message: wire.FinishWire) -> None:
+        """Starts to beat, four times a lease."""
+        self._client = client
+        self._message = message
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops, and waits until it has."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(self._client.lease_seconds / 4):
+            try:
+                self._client.call("heartbeat", self._message, wire.DoneAnswer, is_patient=False)
+            except (RemoteRefusedError, ServerLostError):
+                continue  # The next real message says what is wrong, to someone who can act.
+
+
+def _read(response: httpx.Response, model: type[AnswerModel]) -> AnswerModel:
+    try:
+        if response.is_success:
+            return model.model_validate_json(response.content)
+        refused = wire.ErrorAnswer.model_validate_json(response.content)
+        refusal = Refusal(refused.refusal)
+    except (ValidationError, ValueError) as error:
+        raise ServerLostError(
+            f"The verifier answered {response.status_code} with something else than its messages; "
+            "see its own output, and install the same version on both sides."
+        ) from error
+    if refusal in {Refusal.EPOCH, Refusal.UNKNOWN}:
+        raise ServerLostError(refused.message)
+    raise RemoteRefusedError(refusal, refused.message)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed: Any = httpx.URL(url)
+        is_loopback = parsed.host == "localhost" or ipaddress.ip_address(parsed.host).is_loopback
+    except (httpx.InvalidURL, ValueError):
+        is_loopback = False
+        parsed = None
+    if parsed is None or parsed.scheme != "http" or not is_loopback:
+        raise CompactionError(
+            f"`remote` is {url!r}; expected a loopback address such as http://127.0.0.1:8123. "
+            "The verifier's memory is read in place, so it runs on this machine."
+        )

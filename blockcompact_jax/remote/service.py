@@ -1,0 +1,428 @@
+"""What the server does with each message. No HTTP here, and no model: that half is given to it.
+
+State changes on the event loop alone; model work runs on one thread, one piece at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from blockcompact_jax.ledger.handles import OperationKey
+from blockcompact_jax.protocol import (
+    Abort,
+    Ack,
+    Agreement,
+    Capabilities,
+    CompactionUpload,
+    CpuPoolArea,
+    Finish,
+    HandshakeError,
+    Prefill,
+    RequestMessage,
+    Verify,
+    canonical_body,
+    shake_hands,
+)
+
+from .checks import check_rows, check_tokens
+from .errors import Refusal, RemoteRefusedError, SegmentError
+from .half import VerifierEngine, VerifierHalf
+from .segment import MemoryAllowance, SegmentHandle, SharedSegment
+
+Answer = TypeVar("Answer")
+
+MAX_OPERATIONS: Final = 16
+"""Results that are remembered for each request."""
+MAX_FINISHED: Final = 4096
+"""Finished requests that are remembered, so that a late message opens none again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """What bounds a server.
+
+    Attributes:
+        max_requests: Requests that may be open at once.
+        memory_bytes: Shared memory of all requests together.
+        lease_seconds: A request that is silent for longer has lost its client, and is released.
+    """
+
+    max_requests: int
+    memory_bytes: int
+    lease_seconds: float
+
+
+@dataclass
+class _Request:
+    epoch: int
+    num_draft_tokens: int
+    max_tokens: int
+    segment: SharedSegment
+    half: VerifierHalf | None = None
+    handle: SegmentHandle | None = None
+    num_confirmed: int = 0
+    num_written: int = 0
+    last_heard: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    operations: OrderedDict[int, tuple[bytes, asyncio.Task[Any]]] = field(
+        default_factory=OrderedDict[int, "tuple[bytes, asyncio.Task[Any]]"]
+    )
+    newest_operation_id: int = -1
+    keys: dict[int, OperationKey] = field(default_factory=dict[int, OperationKey])
+    lease: OperationKey | None = None
+
+
+class VerifierService:
+    """Open requests, stored results and source leases of one server process."""
+
+    def __init__(
+        self, engine: VerifierEngine, limits: ServiceLimits, *, process_epoch: int
+    ) -> None:
+        self.limits = limits
+        self.process_epoch = process_epoch
+        self.allowance = MemoryAllowance(limits.memory_bytes)
+        self._engine = engine
+        self._requests: dict[str, _Request] = {}
+        self._finished: OrderedDict[str, int] = OrderedDict()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="verifier")
+
+    @property
+    def num_requests(self) -> int:
+        """Open requests."""
+        return len(self._requests)
+
+    @property
+    def num_leases(self) -> int:
+        """Operations whose sources are held."""
+        return sum(request.lease is not None for request in self._requests.values())
+
+    def initialize(self, consumer: Capabilities) -> Agreement:
+        """Compares what both sides say of themselves (CAP-2).
+
+        Raises:
+            RemoteRefusedError: They differ.
+        """
+        producer = self._engine.capabilities(self.process_epoch)
+        area = CpuPoolArea(num_source_blocks=1, num_cpu_blocks=1)
+        try:
+            return shake_hands(producer, consumer, area=area)
+        except HandshakeError as error:
+            raise RemoteRefusedError(Refusal.HANDSHAKE, str(error)) from error
+
+    async def prefill(self, message: Prefill) -> SegmentHandle:
+        """Opens a request and verifies its context."""
+        self._check_epoch(message.process_epoch)
+        known = self._requests.get(message.request_id)
+        if known is None or known.epoch < message.request_epoch:
+            self._check_prefill(message)
+            if known is not None:
+                await self.finish(_finish_of(message, known.epoch))
+            if self.num_requests >= self.limits.max_requests:
+                raise RemoteRefusedError(
+                    Refusal.NO_ROOM,
+                    f"All {self.limits.max_requests} places for requests are taken; finish some, "
+                    "or start the server with a larger limit.",
+                )
+            self._requests[message.request_id] = _Request(
+                epoch=message.request_epoch,
+                num_draft_tokens=message.num_draft_tokens,
+                max_tokens=message.max_tokens,
+                segment=_new_segment(self.allowance),
+            )
+        request = self._request(message)
+
+        def work() -> SegmentHandle:
+            half = self._engine.open(
+                request.segment,
+                max_tokens=request.max_tokens,
+                num_draft_tokens=request.num_draft_tokens,
+            )
+            request.half = half
+            handle = request.segment.seal()
+            half.prefill(message.token_ids)
+            return handle
+
+        async def prefill() -> SegmentHandle:
+            if request.half is not None:
+                raise RemoteRefusedError(
+                    Refusal.CONFLICT,
+                    f"`request_id` {message.request_id!r} has its context already; finish it, or "
+                    "use a larger epoch.",
+                )
+            handle = await self._on_model(work)
+            request.num_confirmed = request.num_written = len(message.token_ids)
+            return handle
+
+        try:
+            return await self._once(request, message.operation_id, canonical_body(message), prefill)
+        except SegmentError as error:
+            await self.finish(_finish_of(message, message.request_epoch))
+            raise RemoteRefusedError(Refusal.NO_ROOM, str(error)) from error
+        except RemoteRefusedError:
+            raise
+        except Exception:  # Half a context is of no use to anybody.
+            await self.finish(_finish_of(message, message.request_epoch))
+            raise
+
+    async def verify(self, message: Verify) -> int:
+        """Verifies drafted tokens; returns the tokens written so far."""
+        self._check_epoch(message.process_epoch)
+        request = self._request(message)
+        num_tokens = message.first_token_position + len(message.token_ids)
+
+        async def verify() -> int:
+            half = _half(request)
+            _check_confirmed(request, message.first_token_position)
+            if num_tokens > request.max_tokens:
+                raise RemoteRefusedError(
+                    Refusal.TOO_LARGE,
+                    f"`token_ids` end at {num_tokens}; expected at most `max_tokens` = "
+                    f"{request.max_tokens} of the prefill.",
+                )
+            if len(message.token_ids) > request.num_draft_tokens + 1:
+                raise RemoteRefusedError(
+                    Refusal.TOO_LARGE,
+                    f"`token_ids` has {len(message.token_ids)} tokens; expected at most "
+                    f"`num_draft_tokens` + 1 = {request.num_draft_tokens + 1}.",
+                )
+            check_tokens(message.token_ids, self._engine.num_vocabulary)
+
+            def work() -> None:
+                half.confirm(message.first_token_position)
+                half.verify(message.token_ids, is_scoring=message.is_scoring)
+
+            await self._on_model(work)
+            request.num_confirmed = message.first_token_position
+            request.num_written = num_tokens
+            return num_tokens
+
+        return await self._once(request, message.operation_id, canonical_body(message), verify)
+
+    async def upload(self, message: CompactionUpload) -> int:
+        """Holds the sources of an upload until its ACK or abort; returns the packed blocks."""
+        key = message.key
+        self._check_epoch(key.process_epoch)
+        request = self._request(_request_of(key))
+        num_blocks = message.num_tokens // self._engine.geometry.block_tokens
+
+        async def upload() -> int:
+            half = _half(request)
+            _check_confirmed(request, message.num_tokens)
+            check_rows(message, geometry=self._engine.geometry, num_packed=num_blocks)
+            if request.lease is not None:
+                raise RemoteRefusedError(
+                    Refusal.CONFLICT,
+                    f"Operation {request.lease.operation_id} still holds its sources; acknowledge "
+                    "or abort it first.",
+                )
+            await self._on_model(lambda: half.confirm(message.num_tokens))
+            request.num_confirmed = message.num_tokens
+            request.lease = key
+            request.keys[key.operation_id] = key
+            return num_blocks
+
+        return await self._once(request, key.operation_id, canonical_body(message), upload)
+
+    async def end_operation(self, message: Ack | Abort) -> bool:
+        """Releases the sources of an operation; returns whether that was done before."""
+        key = message.key
+        self._check_epoch(key.process_epoch)
+        if self._finished.get(key.request_id, -1) >= key.request_epoch:
+            return True
+        request = self._request(_request_of(key))
+        if request.lease == key:
+            request.lease = None
+            return False
+        known = request.keys.get(key.operation_id)
+        if known == key:
+            return True
+        if known is None and isinstance(message, Abort):
+            return True  # It never got here; there is nothing to release.
+        raise RemoteRefusedError(
+            Refusal.UNKNOWN if known is None else Refusal.CONFLICT,
+            f"`key` names operation {key.operation_id} of request {key.request_id!r}, which is "
+            f"{'not known' if known is None else 'another one'}; nothing was released.",
+        )
+
+    async def finish(self, message: Finish) -> bool:
+        """Ends a request; returns whether it had ended before."""
+        self._check_epoch(message.process_epoch)
+        if self._finished.get(message.request_id, -1) >= message.request_epoch:
+            return True
+        request = self._request(message)
+        async with request.lock:
+            if self._requests.get(message.request_id) is not request:
+                return True
+            del self._requests[message.request_id]
+            self._finished[message.request_id] = request.epoch
+            self._finished.move_to_end(message.request_id)
+            while len(self._finished) > MAX_FINISHED:
+                self._finished.popitem(last=False)
+            await self._on_model(lambda: _release(request))
+        return False
+
+    def heartbeat(self, message: Finish) -> None:
+        """Takes down that a request's client is alive."""
+        self._check_epoch(message.process_epoch)
+        self._request(message)
+
+    async def release_lost(self) -> int:
+        """Ends requests whose client was silent too long; returns how many."""
+        now = time.monotonic()
+        lost = [
+            (request_id, request)
+            for request_id, request in self._requests.items()
+            if now - request.last_heard > self.limits.lease_seconds and not request.lock.locked()
+        ]
+        for request_id, request in lost:
+            await self.finish(
+                Finish(
+                    process_epoch=self.process_epoch,
+                    request_id=request_id,
+                    request_epoch=request.epoch,
+                )
+            )
+        return len(lost)
+
+    async def close(self) -> None:
+        """Ends every request."""
+        for request_id, request in list(self._requests.items()):
+            message = Finish(
+                process_epoch=self.process_epoch, request_id=request_id, request_epoch=request.epoch
+            )
+            await self.finish(message)
+        self._executor.shutdown()
+
+    async def _on_model(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def _once(
+        self,
+        request: _Request,
+        operation_id: int,
+        body: bytes,
+        work: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """Does the work of an operation once; a retry gets its stored result (COM-4)."""
+        digest = hashlib.sha256(body).digest()
+        stored = request.operations.get(operation_id)
+        if stored is not None and stored[0] != digest:
+            raise RemoteRefusedError(
+                Refusal.CONFLICT,
+                f"`operation_id` {operation_id} was used for another message; use a new one.",
+            )
+        if stored is None:
+            if operation_id <= request.newest_operation_id:
+                raise RemoteRefusedError(
+                    Refusal.CONFLICT,
+                    f"`operation_id` {operation_id} is not newer than "
+                    f"{request.newest_operation_id}, and its result is not remembered.",
+                )
+            stored = digest, asyncio.ensure_future(self._serially(request, operation_id, work))
+            request.operations[operation_id] = stored
+            while len(request.operations) > MAX_OPERATIONS:
+                request.keys.pop(request.operations.popitem(last=False)[0], None)
+            request.newest_operation_id = operation_id
+        # A client that goes away must not stop work that its retry will ask for.
+        return await asyncio.shield(stored[1])
+
+    async def _serially(
+        self, request: _Request, operation_id: int, work: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        try:
+            async with request.lock:
+                return await work()
+        except RemoteRefusedError:  # Nothing was done: the same ID may be used once more.
+            request.operations.pop(operation_id, None)
+            if request.newest_operation_id == operation_id:
+                request.newest_operation_id = operation_id - 1
+            raise
+        finally:
+            request.last_heard = time.monotonic()
+
+    def _request(self, message: RequestMessage) -> _Request:
+        request = self._requests.get(message.request_id)
+        if request is None or request.epoch != message.request_epoch:
+            raise RemoteRefusedError(
+                Refusal.UNKNOWN,
+                f"`request_id` {message.request_id!r} of epoch {message.request_epoch} is not "
+                "open: it was never prefilled, has finished, or was silent for more than "
+                f"{self.limits.lease_seconds:g} s.",
+            )
+        request.last_heard = time.monotonic()
+        return request
+
+    def _check_epoch(self, process_epoch: int) -> None:
+        if process_epoch != self.process_epoch:
+            raise RemoteRefusedError(
+                Refusal.EPOCH,
+                f"`process_epoch` is {process_epoch}; this server's is {self.process_epoch}. It "
+                "was restarted: shake hands and prefill again.",
+            )
+
+    def _check_prefill(self, message: Prefill) -> None:
+        if self._finished.get(message.request_id, -1) >= message.request_epoch:
+            raise RemoteRefusedError(
+                Refusal.UNKNOWN,
+                f"`request_id` {message.request_id!r} of epoch {message.request_epoch} has "
+                "finished; use a larger epoch.",
+            )
+        longest = min(message.max_tokens, self._engine.max_tokens)
+        if len(message.token_ids) > longest or message.max_tokens > self._engine.max_tokens:
+            raise RemoteRefusedError(
+                Refusal.TOO_LARGE,
+                f"`token_ids` has {len(message.token_ids)} tokens and `max_tokens` is "
+                f"{message.max_tokens}; expected at most {longest} and {self._engine.max_tokens}.",
+            )
+        check_tokens(message.token_ids, self._engine.num_vocabulary)
+
+
+def _check_confirmed(request: _Request, num_tokens: int) -> None:
+    if not request.num_confirmed <= num_tokens <= request.num_written:
+        raise RemoteRefusedError(
+            Refusal.CONFLICT,
+            f"{num_tokens} tokens are said to be confirmed; expected "
+            f"{request.num_confirmed} to {request.num_written}, which were verified.",
+        )
+
+
+def _half(request: _Request) -> VerifierHalf:
+    if request.half is None or not request.num_written:
+        raise RemoteRefusedError(Refusal.CONFLICT, "The prefill has not ended; wait for it.")
+    return request.half
+
+
+def _release(request: _Request) -> None:
+    if request.half is not None:
+        request.half.close()
+    request.half = None
+    request.operations.clear()
+    request.segment.close()
+
+
+def _new_segment(allowance: MemoryAllowance) -> SharedSegment:
+    try:
+        return SharedSegment(allowance)
+    except SegmentError as error:
+        raise RemoteRefusedError(Refusal.NO_ROOM, str(error)) from error
+
+
+def _request_of(key: OperationKey) -> RequestMessage:
+    return RequestMessage(
+        process_epoch=key.process_epoch, request_id=key.request_id, request_epoch=key.request_epoch
+    )
+
+
+def _finish_of(message: RequestMessage, request_epoch: int) -> Finish:
+    return Finish(
+        process_epoch=message.process_epoch,
+        request_id=message.request_id,
+        request_epoch=request_epoch,
+    )

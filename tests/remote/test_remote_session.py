@@ -1,0 +1,206 @@
+"""Real server processes: the same tokens, recovery, nothing leaked."""
+
+import time
+
+import pytest
+import torch
+
+from blockcompact_jax.kernels import Layout
+from blockcompact_jax.ledger.invariants import find_violations
+from blockcompact_jax.remote.client import RemoteClient
+from blockcompact_jax.remote.errors import RemoteRefusedError, ServerLostError
+from torch_bridge.budget import Budget
+from torch_bridge.huggingface.policies import score_source
+from torch_bridge.huggingface.remote import RemoteSession
+from torch_bridge.huggingface.sampling import Sampler
+from torch_bridge.huggingface.session import CompactionSession, SessionLimits
+from torch_bridge.huggingface.speculate import decode_speculative
+
+from .proxy import faulty_proxy
+from .tiny import TOKEN, serving, start, tiny_model
+
+NUM_NEW = 60
+
+
+def any_violation(state):
+    return [name for name, lanes in find_violations(state).items() if lanes.any()]
+
+
+def sides(model, *, block_tokens=32):
+    return {
+        "model": model,
+        "limits": SessionLimits(
+            max_tokens=400,
+            num_draft_tokens=3,
+            num_lookup_tokens=2,
+            reselect_every_rounds=2,
+            block_tokens=block_tokens,
+            budget=Budget(fraction=0.5),
+        ),
+        "score_source": score_source("attention", seed=5),
+        "layout": Layout.AMX,
+    }
+
+
+def client_of(server, *, retry_seconds=20.0):
+    return RemoteClient(server.url, token=TOKEN, retry_seconds=retry_seconds)
+
+
+@pytest.fixture(scope="module")
+def context():
+    return torch.randint(0, 97, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def decode(session, context, *, temperature=0.0, on_tokens=lambda tokens: None):
+    sampler = Sampler(temperature=temperature, seed=4)
+    first = sampler.choose(session.prefill(context))
+    return decode_speculative(
+        session,
+        context,
+        first_token=first,
+        num_tokens=NUM_NEW,
+        sampler=sampler,
+        eos_token_ids=frozenset(),
+        on_tokens=on_tokens,
+    )
+
+
+def local(model, context, **options):
+    with CompactionSession(**sides(model)) as session:
+        return decode(session, context, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_COM_1_a_remote_run_is_the_local_run(family, temperature, context):
+    """COM-1, UPL-1: equal tokens, rounds, drafts and acceptance, greedy and sampled."""
+    model = tiny_model(family)
+    expected = local(model, context, temperature=temperature)
+    with serving(family) as server:
+        with RemoteSession(**sides(model), client=client_of(server)) as session:
+            found = decode(session, context, temperature=temperature)
+            ledger = session.verifier.transfers.ledger
+            assert not any_violation(ledger.state)
+            assert session.runtime.num_selections > 3
+            assert session.runtime.metrics.cpu_gather_bytes == 0
+            assert session.runtime.metrics.cpu_destination_blocks == 0
+            assert len(server.segments()) > 0
+        assert found == expected
+        assert server.segments() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_CAP_4_a_killed_and_restarted_server_is_replaced(family, context):
+    """CAP-4, COM-8: kill -9 between rounds; handshake, prefill, full plan, the same tokens."""
+    model = tiny_model(family)
+    expected = local(model, context)
+    servers = [start(family)]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+
+    def kill_once(tokens):
+        heard.extend(tokens)
+        if len(servers) == 1 and len(heard) > 20:
+            servers[0].kill()
+            servers.append(start(family, port=port))
+
+    heard = []
+    try:
+        with RemoteSession(**sides(model), client=client_of(servers[0])) as session:
+            found = decode(session, context, on_tokens=kill_once)
+            assert session.num_recoveries == 1
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found.tokens == expected.tokens
+        assert servers[1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
+    """COM-7, UPL-4: killed after the lease, before the bytes: old tables stand, then one line."""
+    model = tiny_model("llama")
+    server = start("llama")
+    session = RemoteSession(**sides(model), client=client_of(server, retry_seconds=0.5))
+    try:
+        session.prefill(context)
+        runtime, residency = session.runtime, session.runtime.residency
+        upload = session.runtime._upload
+
+        def kill_then_upload(plan):
+            server.kill()
+            upload(plan)  # The pages of a dead server stay mapped.
+            raise ServerLostError("as if a later step had noticed")
+
+        session.runtime._upload = kill_then_upload
+        with pytest.raises(ServerLostError, match="does not answer"):
+            session.reselect()
+        assert runtime.residency is residency
+        ledger = session.verifier.transfers.ledger
+        assert not any_violation(ledger.state)
+        assert ledger.retiring_slots(0) == []
+    finally:
+        session.close()
+        server.kill()
+
+
+@pytest.mark.slow
+def test_COM_8_a_vanished_client_is_released(context):
+    """COM-8: a client that says nothing any more holds no segment after its lease."""
+    model = tiny_model("llama")
+    with serving("llama", lease_seconds=1.0) as server:
+        session = RemoteSession(**sides(model), client=client_of(server))
+        session.prefill(context)
+        time.sleep(2.5)
+        assert server.segments() != []  # Heartbeats keep it.
+        session.verifier._stop_heartbeat()
+        deadline = time.monotonic() + 10
+        while server.segments() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert server.segments() == []
+        with pytest.raises(ServerLostError, match="not open"):
+            session.verifier.verify([1, 2], is_scored=False)
+        session.close()
+
+
+@pytest.mark.slow
+def test_full_shared_memory_is_one_clear_line(context):
+    model = tiny_model("llama")
+    with serving("llama", memory_bytes=100_000) as server:
+        session = RemoteSession(**sides(model), client=client_of(server))
+        with pytest.raises(RemoteRefusedError, match="bytes of shared memory"):
+            session.prefill(context)
+        assert server.segments() == []
+        session.close()
+
+
+@pytest.mark.slow
+def test_CAP_2_different_sides_do_not_start(context):
+    """CAP-2: the field and both values are named."""
+    with serving("llama") as server:
+        with pytest.raises(RemoteRefusedError, match="`model`"):
+            RemoteSession(**sides(tiny_model("gemma")), client=client_of(server))
+        with pytest.raises(RemoteRefusedError, match=r"`block_tokens` is 32 .* and 64"):
+            RemoteSession(**sides(tiny_model("llama"), block_tokens=64), client=client_of(server))
+        wrong = RemoteClient(server.url, token="x" * 40)
+        with pytest.raises(RemoteRefusedError, match="bearer token"):
+            RemoteSession(**sides(tiny_model("llama")), client=wrong)
+
+
+@pytest.mark.slow
+def test_COM_4_lost_and_doubled_messages_change_nothing(context):
+    """COM-4: a third of all messages lost, unanswered or doubled; the same run all the same."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    with serving("llama") as server:
+        with faulty_proxy(server.url, seed=6) as (url, faults):
+            client = RemoteClient(url, token=TOKEN, retry_seconds=30.0)
+            with RemoteSession(**sides(model), client=client) as session:
+                found = decode(session, context)
+                assert session.num_recoveries == 0
+                assert not any_violation(session.verifier.transfers.ledger.state)
+        assert min(faults.counts.values()) > 1
+        assert found == expected
+        assert server.segments() == []
