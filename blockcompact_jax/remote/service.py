@@ -11,8 +11,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from blockcompact_jax.ledger.handles import OperationKey
 from blockcompact_jax.protocol import (
@@ -33,7 +33,8 @@ from blockcompact_jax.protocol import (
 
 from .checks import check_rows, check_tokens
 from .errors import Refusal, RemoteRefusedError, SegmentError
-from .half import VerifierEngine, VerifierHalf
+from .half import VerifierEngine
+from .open_request import OpenRequest, check_confirmed, half_of, release
 from .segment import MemoryAllowance, SegmentHandle, SharedSegment
 
 Answer = TypeVar("Answer")
@@ -59,26 +60,6 @@ class ServiceLimits:
     lease_seconds: float
 
 
-@dataclass
-class _Request:
-    epoch: int
-    num_draft_tokens: int
-    max_tokens: int
-    segment: SharedSegment
-    half: VerifierHalf | None = None
-    handle: SegmentHandle | None = None
-    num_confirmed: int = 0
-    num_written: int = 0
-    last_heard: float = field(default_factory=time.monotonic)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    operations: OrderedDict[int, tuple[bytes, asyncio.Task[Any]]] = field(
-        default_factory=OrderedDict[int, "tuple[bytes, asyncio.Task[Any]]"]
-    )
-    newest_operation_id: int = -1
-    keys: dict[int, OperationKey] = field(default_factory=dict[int, OperationKey])
-    lease: OperationKey | None = None
-
-
 class VerifierService:
     """Open requests, stored results and source leases of one server process."""
 
@@ -89,7 +70,7 @@ class VerifierService:
         self.process_epoch = process_epoch
         self.allowance = MemoryAllowance(limits.memory_bytes)
         self._engine = engine
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, OpenRequest] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="verifier")
 
@@ -130,7 +111,7 @@ class VerifierService:
                     f"All {self.limits.max_requests} places for requests are taken; finish some, "
                     "or start the server with a larger limit.",
                 )
-            self._requests[message.request_id] = _Request(
+            self._requests[message.request_id] = OpenRequest(
                 epoch=message.request_epoch,
                 num_draft_tokens=message.num_draft_tokens,
                 max_tokens=message.max_tokens,
@@ -178,8 +159,8 @@ class VerifierService:
         num_tokens = message.first_token_position + len(message.token_ids)
 
         async def verify() -> int:
-            half = _half(request)
-            _check_confirmed(request, message.first_token_position)
+            half = half_of(request)
+            check_confirmed(request, message.first_token_position)
             if num_tokens > request.max_tokens:
                 raise RemoteRefusedError(
                     Refusal.TOO_LARGE,
@@ -213,8 +194,8 @@ class VerifierService:
         num_blocks = message.num_tokens // self._engine.geometry.block_tokens
 
         async def upload() -> int:
-            half = _half(request)
-            _check_confirmed(request, message.num_tokens)
+            half = half_of(request)
+            check_confirmed(request, message.num_tokens)
             check_rows(message, geometry=self._engine.geometry, num_packed=num_blocks)
             if request.lease is not None:
                 raise RemoteRefusedError(
@@ -265,7 +246,7 @@ class VerifierService:
             self._finished.move_to_end(message.request_id)
             while len(self._finished) > MAX_FINISHED:
                 self._finished.popitem(last=False)
-            await self._on_model(lambda: _release(request))
+            await self._on_model(lambda: release(request))
         return False
 
     def heartbeat(self, message: Finish) -> None:
@@ -305,7 +286,7 @@ class VerifierService:
 
     async def _once(
         self,
-        request: _Request,
+        request: OpenRequest,
         operation_id: int,
         body: bytes,
         work: Callable[[], Awaitable[Answer]],
@@ -334,7 +315,7 @@ class VerifierService:
         return await asyncio.shield(stored[1])
 
     async def _serially(
-        self, request: _Request, operation_id: int, work: Callable[[], Awaitable[Answer]]
+        self, request: OpenRequest, operation_id: int, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         try:
             async with request.lock:
@@ -347,7 +328,7 @@ class VerifierService:
         finally:
             request.last_heard = time.monotonic()
 
-    def _request(self, message: RequestMessage) -> _Request:
+    def _request(self, message: RequestMessage) -> OpenRequest:
         request = self._requests.get(message.request_id)
         if request is None or request.epoch != message.request_epoch:
             raise RemoteRefusedError(
@@ -382,29 +363,6 @@ class VerifierService:
                 f"{message.max_tokens}; expected at most {longest} and {self._engine.max_tokens}.",
             )
         check_tokens(message.token_ids, self._engine.num_vocabulary)
-
-
-def _check_confirmed(request: _Request, num_tokens: int) -> None:
-    if not request.num_confirmed <= num_tokens <= request.num_written:
-        raise RemoteRefusedError(
-            Refusal.CONFLICT,
-            f"{num_tokens} tokens are said to be confirmed; expected "
-            f"{request.num_confirmed} to {request.num_written}, which were verified.",
-        )
-
-
-def _half(request: _Request) -> VerifierHalf:
-    if request.half is None or not request.num_written:
-        raise RemoteRefusedError(Refusal.CONFLICT, "The prefill has not ended; wait for it.")
-    return request.half
-
-
-def _release(request: _Request) -> None:
-    if request.half is not None:
-        request.half.close()
-    request.half = None
-    request.operations.clear()
-    request.segment.close()
 
 
 def _new_segment(allowance: MemoryAllowance) -> SharedSegment:

@@ -1,0 +1,78 @@
+"""One open request of a server: its stores, its stored results, its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockcompact_jax.ledger.handles import OperationKey
+
+from .errors import Refusal, RemoteRefusedError
+from .half import VerifierHalf
+from .segment import SharedSegment
+
+
+@dataclass
+class OpenRequest:
+    """What a server keeps of a request until it is finished.
+
+    Attributes:
+        epoch: Its admission.
+        num_draft_tokens: Most tokens of one draft.
+        max_tokens: Longest sequence.
+        segment: Its shared memory.
+        half: Its full KV; None until the prefill's work has begun.
+        num_confirmed: Tokens that the client keeps.
+        num_written: Tokens that were verified, the confirmed ones included.
+        last_heard: When its client last spoke, by the monotonic clock.
+        lock: Held while an operation is at work.
+        operations: Digest and result by operation ID, oldest first.
+        newest_operation_id: The largest so far.
+        keys: Keys of remembered uploads, by operation ID.
+        lease: The upload whose sources are held.
+    """
+
+    epoch: int
+    num_draft_tokens: int
+    max_tokens: int
+    segment: SharedSegment
+    half: VerifierHalf | None = None
+    num_confirmed: int = 0
+    num_written: int = 0
+    last_heard: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    operations: OrderedDict[int, tuple[bytes, asyncio.Task[Any]]] = field(
+        default_factory=OrderedDict[int, "tuple[bytes, asyncio.Task[Any]]"]
+    )
+    newest_operation_id: int = -1
+    keys: dict[int, OperationKey] = field(default_factory=dict[int, OperationKey])
+    lease: OperationKey | None = None
+
+
+def check_confirmed(request: OpenRequest, num_tokens: int) -> None:
+    """Refuses a count of confirmed tokens that were never verified."""
+    if not request.num_confirmed <= num_tokens <= request.num_written:
+        raise RemoteRefusedError(
+            Refusal.CONFLICT,
+            f"{num_tokens} tokens are said to be confirmed; expected "
+            f"{request.num_confirmed} to {request.num_written}, which were verified.",
+        )
+
+
+def half_of(request: OpenRequest) -> VerifierHalf:
+    """Returns the half of a request whose prefill has ended."""
+    if request.half is None or not request.num_written:
+        raise RemoteRefusedError(Refusal.CONFLICT, "The prefill has not ended; wait for it.")
+    return request.half
+
+
+def release(request: OpenRequest) -> None:
+    """Lets go of everything; on the model's thread."""
+    if request.half is not None:
+        request.half.close()
+    request.half = None
+    request.operations.clear()
+    request.segment.close()
