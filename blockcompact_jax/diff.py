@@ -114,14 +114,8 @@ def diff(
         max_ids=max_blocks,
         capacity=max_upload,
     )
-    old = residency.revisions
     return BlockDiffPlan(
-        basis=Revisions(
-            request_epoch=jnp.asarray(old.request_epoch),
-            pool_generation=jnp.asarray(old.pool_generation),
-            map_revision=jnp.asarray(old.map_revision),
-            selection_revision=selection.selection_revision,
-        ),
+        basis=_basis(residency, selection),
         is_full=is_full & result.is_ok,
         upload_logical_blocks=as_logical_blocks(uploaded),
         num_upload=jnp.where(result.is_ok, num_upload, 0),
@@ -130,6 +124,17 @@ def diff(
         num_truncated=jnp.where(result.is_ok, delta.num_truncated, 0),
         common_new_slots=jnp.where(result.is_ok, _group_max(num_upload, geometry), 0),
         result=result,
+    )
+
+
+def _basis(residency: Residency, selection: Selection) -> Revisions:
+    """Returns the revisions that the plan starts from, and the selection's own."""
+    old = residency.revisions
+    return Revisions(
+        request_epoch=jnp.asarray(old.request_epoch),
+        pool_generation=jnp.asarray(old.pool_generation),
+        map_revision=jnp.asarray(old.map_revision),
+        selection_revision=selection.selection_revision,
     )
 
 

@@ -159,15 +159,12 @@ def select(
     num_want, effective_budget, budget_result = _want_counts(
         scores, num_candidates, budget_blocks, geometry=geometry, policy=policy
     )
-    count_result = fault_if(
-        (num_candidates < 0) | (num_candidates > max_blocks),
-        ResultCode.CANDIDATES_OUT_OF_RANGE,
-        block=num_candidates,
-    )
-    is_counted = count_result.is_ok & budget_result.is_ok
+    is_outside = (num_candidates < 0) | (num_candidates > max_blocks)
+    count_result = fault_if(is_outside, ResultCode.CANDIDATES_OUT_OF_RANGE, block=num_candidates)
+    num_listed = jnp.minimum(num_want + policy.max_tail, num_candidates)
     ranking = operations.rank(
         scores,
-        jnp.where(is_counted, jnp.minimum(num_want + policy.max_tail, num_candidates), 0),
+        jnp.where(count_result.is_ok & budget_result.is_ok, num_listed, 0),
         num_candidates=num_candidates,
         num_sinks=policy.sink_blocks,
         capacity=policy.max_want + policy.max_tail,
@@ -179,10 +176,8 @@ def select(
         block=ranking.first_non_finite,
     )
     result = first_fault(count_result, score_result, budget_result)
-    num_want = jnp.where(result.is_ok, num_want, 0)
-    num_listed = jnp.where(result.is_ok, jnp.minimum(num_want + policy.max_tail, num_candidates), 0)
-    listed = ranking.blocks
-    want, tail = _split(listed, num_want, num_listed - num_want, policy)
+    num_want, num_listed = (jnp.where(result.is_ok, n, 0) for n in (num_want, num_listed))
+    want, tail = _split(ranking.blocks, num_want, num_listed - num_want, policy)
     return Selection(
         want=as_logical_blocks(want),
         num_want=num_want,

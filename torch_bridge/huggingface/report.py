@@ -123,9 +123,7 @@ def make_report(
     new_tokens = len(compacted.tokens)
     rate = _ratio(new_tokens - 1, compacted_seconds)
     full_rate = _ratio(len(full.tokens) - 1, full.seconds) if full is not None else None
-    is_identical = None
-    if full is not None and options.temperature == 0:
-        is_identical = full.tokens == compacted.tokens
+    is_identical = full.tokens == compacted.tokens if full is not None else None
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
@@ -143,12 +141,10 @@ def make_report(
         temperature=options.temperature,
         token_ids=compacted.tokens,
         text=loaded.tokenizer.decode(compacted.tokens),
-        tokens_identical_to_full=is_identical,
+        tokens_identical_to_full=is_identical if options.temperature == 0 else None,
         first_divergence=full.divergence if full is not None else None,
         num_rounds=compacted.num_rounds,
-        acceptance_rate=(
-            compacted.num_accepted / compacted.num_drafted if compacted.num_drafted else None
-        ),
+        acceptance_rate=compacted.acceptance_rate,
         tokens_per_round=_ratio(compacted.num_gained, compacted.num_rounds),
         tokens_per_draft_forward=_ratio(compacted.num_drafted, compacted.num_draft_forwards),
         num_selections=session.runtime.num_selections,
@@ -164,12 +160,18 @@ def make_report(
         tokens_per_second_full=full_rate,
         speedup_vs_full=rate / full_rate if rate and full_rate else None,
         metrics=session.runtime.metrics.to_dict(),
-        memory_bytes={
-            "weights": loaded.weights_bytes,
-            **session.memory_bytes(),
-            "process_peak": peak_bytes,
-        },
+        memory_bytes=_memory_bytes(loaded, session, peak_bytes),
     )
+
+
+def _memory_bytes(
+    loaded: LoadedModel, session: CompactionSession, peak_bytes: int
+) -> dict[str, int]:
+    return {
+        "weights": loaded.weights_bytes,
+        **session.memory_bytes(),
+        "process_peak": peak_bytes,
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -39,6 +39,11 @@ class SpeculativeDecode:
     num_gained: int
     num_draft_forwards: int
 
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of drafted tokens that were accepted; None if none was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
 
 @dataclass(kw_only=True)
 class _Draft:

@@ -22,7 +22,7 @@ def plan(case, facts):
             `sink`, `recent`, `max_want`, `max_tail`, `max_upload`, `common`, `is_copy`,
             `block_tokens`.
     """
-    num_rows, max_upload = len(facts["layers"]), facts["max_upload"]
+    max_upload = facts["max_upload"]
     wants, tails = ref_select.select(
         case["scores"],
         case["num_candidates"],
@@ -46,12 +46,10 @@ def plan(case, facts):
         for place in places
     ]
     reserved = _lowest_free(case, facts, uploads)
-    epoch, generation, map_revision, selection = case["revisions"]
-    basis = {
-        "request_epoch": epoch,
-        "pool_generation": generation,
-        "map_revision": map_revision,
-        "selection_revision": selection + 1,
+    selection = case["revisions"][3]
+    names = ("request_epoch", "pool_generation", "map_revision")
+    basis = dict(zip(names, case["revisions"], strict=False)) | {
+        "selection_revision": selection + 1
     }
     minimum = facts["sink"] + facts["recent"]
     ok = {"result.code": 0, "result.layer": -1, "result.block": -1}
@@ -82,9 +80,7 @@ def plan(case, facts):
     out |= {f"upload.{name}": [row[name] for row in rows] for name in rows[0]}
     out["upload.num_rows"] = sum(len(u) for u in uploads)
     arrays = {name: np.asarray(value, np.int32) for name, value in out.items()}
-    arrays["diff.is_full"] = np.asarray(delta["is_full"])
-    assert len(rows) == num_rows * max_upload
-    return arrays
+    return arrays | {"diff.is_full": np.asarray(delta["is_full"])}
 
 
 def commit(case, facts, *, layer_tables):
