@@ -196,9 +196,11 @@ def test_SEL_3_rows_on_many_threads_give_the_same_bytes():
         assert_same(ranker(NATIVE, 1, 700)(*arguments), expected, "threads")
 
 
-def test_SEL_3_one_thread_gives_the_same_bytes():
+def test_SEL_3_one_thread_gives_the_same_bytes(tmp_path):
     """SEL-3: XLA with one thread, in a process of its own."""
+    # The sources come last on the path: they must not hide an installed package.
     program = (
+        f"import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n"
         "import json, numpy as np, jax\n"
         "from tests.kernels import test_rank as t\n"
         "got = t.ranker(t.NATIVE, 1, 700)(*t.large_case())\n"
@@ -206,7 +208,7 @@ def test_SEL_3_one_thread_gives_the_same_bytes():
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
+        cwd=tmp_path,
         env={
             **os.environ,
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
