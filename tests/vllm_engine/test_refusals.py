@@ -1,5 +1,8 @@
 """Engines that compaction cannot serve do not start, and say why."""
 
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
@@ -73,3 +76,9 @@ def test_a_block_size_that_no_layout_has_is_refused_by_vllm(models):
         engines.engine(models(engines.save_llama), compaction={"budget": "10%"}, block_size=16),
     ):
         pytest.fail("it started")
+
+
+def test_without_the_key_nothing_of_jax_is_loaded(tmp_path):
+    """vLLM loads the plugin wherever it is installed; who does not ask for it pays nothing."""
+    program = "import sys; import torch_bridge.vllm.backend; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

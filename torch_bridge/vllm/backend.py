@@ -11,7 +11,7 @@ native call that also gives each block's attention mass, and the next step's bui
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,13 +26,12 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
-from blockcompact_jax.geometry import ModelGeometry
-from torch_bridge.huggingface.geometry import DTYPE_NAMES
-from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
 from torch_bridge.vllm.config import AttendConfig, parse_config
-from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
-from torch_bridge.vllm.kv_blocks import LAYOUTS
 from torch_bridge.vllm.versions import check_version
+
+# vLLM loads this module wherever it is installed; JAX comes in only where compaction is on.
+if TYPE_CHECKING:
+    from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
 
 
 @dataclass
@@ -96,6 +95,11 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             UntestedVersionError: for a version of vLLM that was not tested.
             UnsupportedEngineError: for an engine that cannot be served.
         """
+        from blockcompact_jax.geometry import ModelGeometry
+        from torch_bridge.huggingface.geometry import DTYPE_NAMES
+        from torch_bridge.vllm.compaction import GroupCompaction
+        from torch_bridge.vllm.kv_blocks import LAYOUTS
+
         check_version()
         self._check_engine()
         return GroupCompaction(
@@ -115,6 +119,8 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         )
 
     def _check_engine(self) -> None:
+        from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
+
         layers: dict[str, Any] = get_layers_from_vllm_config(
             self.vllm_config, Attention, self.layer_names
         )
