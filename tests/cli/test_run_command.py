@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -38,7 +39,12 @@ def test_text_streams_to_stdout_and_equals_the_report():
 
 def test_interrupt_ends_a_run_cleanly():
     process = subprocess.Popen(
-        [*COMMAND, "--context", "6000"], stderr=subprocess.PIPE, text=True, env={**os.environ}
+        [*COMMAND, "--context", "6000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
+        # Where the tests run in the background of a shell, children ignore Ctrl-C.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert process.stderr is not None
     for line in process.stderr:
