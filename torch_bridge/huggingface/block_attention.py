@@ -6,6 +6,8 @@ table and gives, with the output, the attention mass of every block.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 
@@ -14,6 +16,7 @@ from blockcompact_jax.kernels import (
     RowsAt,
     host_pool_attend_at,
     raise_for_status,
+    set_num_threads,
 )
 from torch_bridge.huggingface.cache import CompactedCache
 from torch_bridge.memory import KVMemory, PrivateMemory
@@ -52,6 +55,10 @@ class BlockAttention:
             memory: where the mass lies; memory of this process if not given.
         """
         self._cache = cache
+        # torch's OpenMP workers spin after each operation: a second thread of ours would wait for
+        # their processor, which costs more than it gains. Results do not depend on it.
+        if "BLOCKCOMPACT_NUM_THREADS" not in os.environ:
+            set_num_threads(1)
         self.is_scored = False
         self.num_layers_attended = 0
         num_rows = cache.full.shape.num_rows
