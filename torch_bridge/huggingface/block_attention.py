@@ -8,16 +8,10 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import torch
 
-from blockcompact_jax.kernels import (
-    AttendSegment,
-    RowsAt,
-    host_pool_attend_at,
-    raise_for_status,
-    set_num_threads,
-)
+from blockcompact_jax.kernels import AttendSegment, set_num_threads
+from torch_bridge.attend import attend_blocks
 from torch_bridge.huggingface.cache import CompactedCache
 from torch_bridge.memory import KVMemory, PrivateMemory
 
@@ -118,21 +112,5 @@ def _attend_blocks(
     _, num_heads, num_queries, head_dim = query.shape
     rows = query if query.stride(3) == 1 else query.contiguous()
     out = torch.empty(1, num_queries, num_heads, head_dim, dtype=query.dtype)
-    mass_at, max_blocks = None, 0
-    if mass is not None:
-        mass_at = RowsAt(mass.data_ptr(), mass.stride(0), mass.stride(1))
-        max_blocks = mass.shape[2]
-    status = host_pool_attend_at(
-        RowsAt(rows.data_ptr(), rows.stride(1), rows.stride(2)),
-        segments,
-        out=RowsAt(out.data_ptr(), out.stride(2), out.stride(1)),
-        num_query_heads=num_heads,
-        num_queries=num_queries,
-        scale=scale,
-        block_mass=mass_at,
-        max_blocks=max_blocks,
-    )
-    if status[0]:
-        tables = np.concatenate([np.asarray(segment.block_table) for segment in segments])
-        raise_for_status(np.array(status, np.int32), call="pool_attend", block_table=tables)
+    attend_blocks(rows[0], segments, out=out[0].transpose(0, 1), scale=scale, mass=mass)
     return out

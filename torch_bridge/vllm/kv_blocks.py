@@ -8,15 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int32
 
-from blockcompact_jax.kernels import (
-    AttendSegment,
-    Layout,
-    PackedStrides,
-    RegisteredPool,
-    RowsAt,
-    host_pool_attend_at,
-    raise_for_status,
-)
+from blockcompact_jax.kernels import AttendSegment, Layout, PackedStrides, RegisteredPool
+from torch_bridge.attend import attend_blocks
 
 LAYOUTS = {"amx": Layout.AMX, "vec": Layout.VEC}
 """Our names of the layouts that vLLM's CPU attention packs."""
@@ -60,36 +53,24 @@ class KVBlocks:
             scale: softmax scale.
             mass: written: the softmax mass of each block of the table.
         """
-        num_heads, head_dim = query.shape
-        if query.stride(1) != 1 or out.stride(1) != 1:
-            raise ValueError(
-                f"`query` and `out` have strides {query.stride()} and {out.stride()}; expected a "
-                "contiguous last axis"
-            )
         pool = self._pool(row, kv_cache)
-        status = host_pool_attend_at(
-            RowsAt(query.data_ptr(), query.stride(0), head_dim),
+        attend_blocks(
+            query.unsqueeze(1),
             [AttendSegment(pool, pool.current_ord(), 0, block_table, num_keys)],
-            out=RowsAt(out.data_ptr(), out.stride(0), head_dim),
-            num_query_heads=num_heads,
-            num_queries=1,
+            out=out.unsqueeze(1),
             scale=scale,
-            block_mass=RowsAt(mass.ctypes.data, mass.shape[1], mass.shape[1]),
-            max_blocks=mass.shape[1],
+            mass=torch.from_numpy(mass).unsqueeze(1),
         )
-        if status[0]:
-            table = np.asarray(block_table)
-            raise_for_status(np.array(status, np.int32), call="pool_attend", block_table=table)
 
     def _pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
-        pool = self._pools[row]
-        if pool is not None and self._addresses[row] == kv_cache.data_ptr():
-            return pool
         if not kv_cache[0].is_contiguous():
             raise ValueError(
                 f"`kv_cache` has strides {kv_cache.stride()}; expected blocks that are contiguous "
                 "[num_kv_heads, block_tokens, 2 * head_dim]"
             )
+        pool = self._pools[row]
+        if pool is not None and self._addresses[row] == kv_cache.data_ptr():
+            return pool
         if pool is not None:
             pool.close()
             self._pools[row] = None

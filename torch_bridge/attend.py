@@ -1,0 +1,54 @@
+"""Attention over registered blocks on torch tensors, in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from blockcompact_jax.kernels import AttendSegment, RowsAt, host_pool_attend_at, raise_for_status
+
+
+def attend_blocks(
+    query: torch.Tensor,
+    segments: list[AttendSegment],
+    *,
+    out: torch.Tensor,
+    scale: float,
+    mass: torch.Tensor | None = None,
+) -> None:
+    """Attends with the newest queries of a sequence over its blocks.
+
+    Args:
+        query: [num_query_heads, num_queries, head_dim], any strides with a contiguous last axis.
+        segments: the blocks; their last keys are the queries' own.
+        out: as `query`, written.
+        scale: softmax scale.
+        mass: float32 [num_query_heads, num_queries, max_blocks], contiguous last axis; written: the
+            softmax mass of each block. None where it is not wanted.
+
+    Raises:
+        ValueError: if a last axis is not contiguous.
+        KernelStatusError: if the call is refused; nothing is written then.
+    """
+    if query.stride(2) != 1 or out.stride(2) != 1:
+        raise ValueError(
+            f"`query` and `out` have strides {query.stride()} and {out.stride()}; expected a "
+            "contiguous last axis"
+        )
+    status = host_pool_attend_at(
+        _rows_at(query),
+        segments,
+        out=_rows_at(out),
+        num_query_heads=query.shape[0],
+        num_queries=query.shape[1],
+        scale=scale,
+        block_mass=None if mass is None else _rows_at(mass),
+        max_blocks=0 if mass is None else mass.shape[2],
+    )
+    if status[0]:
+        tables = np.concatenate([np.asarray(segment.block_table) for segment in segments])
+        raise_for_status(np.array(status, np.int32), call="pool_attend", block_table=tables)
+
+
+def _rows_at(tensor: torch.Tensor) -> RowsAt:
+    return RowsAt(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
