@@ -92,7 +92,13 @@ def build_calls(
 
             def attend(layer: int, pool=pool, ord_now=ord_now, outputs=outputs) -> object:
                 segment = AttendSegment(pool, ord_now, layer, table, num_keys)
-                kernels.host_pool_attend(queries, [segment], scale=HEAD_DIM**-0.5, outputs=outputs)
+                kernels.host_pool_attend(
+                    queries,
+                    [segment],
+                    scale=HEAD_DIM**-0.5,
+                    outputs=outputs,
+                    num_threads=torch.get_num_threads(),
+                )
                 return outputs.out
 
             calls[name + suffix] = attend
@@ -149,7 +155,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=72)
     parser.add_argument("--json", type=Path, dest="output")
     arguments = parser.parse_args()
-    kernels.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
     pools, contiguous = build_pools(arguments.num_keys)
     kv_bytes = arguments.num_keys * NUM_KV_HEADS * 2 * HEAD_DIM * 2

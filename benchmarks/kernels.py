@@ -194,7 +194,10 @@ def score_calls(bench: Bench, num_queries: int) -> tuple[int, dict[str, Call]]:
         pool = bench.pools["packed"]
         segment = AttendSegment(pool, pool.current_ord(), 0, table(turn), num_tokens)
         result = kernels.host_pool_score_blocks(
-            queries, segment, block_reduction=BlockReduction.MAX
+            queries,
+            segment,
+            block_reduction=BlockReduction.MAX,
+            num_threads=torch.get_num_threads(),
         )
         return result.scores
 
@@ -327,7 +330,6 @@ def main() -> None:
         arguments.samples, arguments.pool_mib, arguments.turn_mib = 3, 4, 1
     if hasattr(os, "sched_setaffinity"):  # XLA has a thread for each processor it may use
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
-    kernels.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
     rows = []
     for geometry in GEOMETRIES:

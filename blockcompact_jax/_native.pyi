@@ -101,6 +101,7 @@ def pool_attend(
     block_mass: tuple[int, int, int] | None,
     max_blocks: int,
     log_sum_exp: int,
+    num_threads: int | None,
 ) -> tuple[int, int]: ...
 def pool_score_blocks(
     pool: int,
@@ -112,6 +113,7 @@ def pool_score_blocks(
     scale: float,
     reduction: int,
     scores: NDArray[np.float32],
+    num_threads: int | None,
 ) -> tuple[int, int]: ...
 def pool_summarize_blocks(
     pool: int,
@@ -121,7 +123,7 @@ def pool_summarize_blocks(
     num_keys: int,
     min_keys: NDArray[np.generic],
     max_keys: NDArray[np.generic],
+    num_threads: int | None,
 ) -> tuple[int, int]: ...
 def address_of(array: NDArray[np.generic]) -> int: ...
 def num_threads() -> int: ...
-def set_num_threads(num_threads: int) -> None: ...

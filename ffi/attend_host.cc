@@ -1,7 +1,9 @@
 #include "attend_host.h"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "blockcompact/attend.h"
@@ -39,7 +41,8 @@ blockcompact::AttendSegment SegmentOf(const py::tuple& segment) {
 
 py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float scale,
                      int64_t window_tokens, const py::tuple& queries, const py::tuple& out,
-                     const py::object& block_mass, int64_t max_blocks, uintptr_t log_sum_exp) {
+                     const py::object& block_mass, int64_t max_blocks, uintptr_t log_sum_exp,
+                     std::optional<int64_t> num_threads) {
   if (segments.empty() || segments.size() > blockcompact::kMaxAttendSegments) {
     throw std::invalid_argument("`segments` must have 1 or 2 entries");
   }
@@ -64,10 +67,11 @@ py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float sc
     call.max_blocks = max_blocks;
   }
   call.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
+  const blockcompact::ParallelFor parallel_for = HostParallelFor(num_threads);
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
-    status = blockcompact::PoolAttend(call, HostParallelFor);
+    status = blockcompact::PoolAttend(call, parallel_for);
   }
   return py::make_tuple(static_cast<int32_t>(status.code), status.row);
 }
@@ -77,14 +81,13 @@ py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float sc
 void DefineAttend(py::module_& module) {
   module.def("pool_attend", &PoolAttend, py::arg("segments"), py::arg("shape"), py::arg("scale"),
              py::arg("window_tokens"), py::arg("queries"), py::arg("out"), py::arg("block_mass"),
-             py::arg("max_blocks"), py::arg("log_sum_exp"));
+             py::arg("max_blocks"), py::arg("log_sum_exp"), py::arg("num_threads"));
   // numpy's own ways to the address build a description of the dtype first.
   module.def(
       "address_of",
       [](const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); },
       py::arg("array").noconvert());
   module.def("num_threads", &NumHostThreads);
-  module.def("set_num_threads", &SetNumHostThreads, py::arg("num_threads"));
 }
 
 }  // namespace blockcompact_ffi

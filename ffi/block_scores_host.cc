@@ -1,7 +1,9 @@
 #include "block_scores_host.h"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "blockcompact/block_scores.h"
@@ -41,7 +43,8 @@ bool IsDense(const py::array& array) { return (array.flags() & py::array::c_styl
 
 py::tuple PoolScoreBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
                           int64_t num_keys, const py::array& queries, float scale,
-                          int64_t reduction, ScoreArray scores) {
+                          int64_t reduction, ScoreArray scores,
+                          std::optional<int64_t> num_threads) {
   if (queries.ndim() != 3 || scores.ndim() != 3 || !IsDense(queries)) {
     throw std::invalid_argument("`queries` must be dense [heads, queries, dim]");
   }
@@ -55,28 +58,31 @@ py::tuple PoolScoreBlocks(int64_t pool, uint32_t ord, int64_t layer, const Table
                   queries.strides(1)};
   call.reduction = static_cast<blockcompact::BlockReduction>(reduction);
   call.scores = scores.mutable_data();
+  const blockcompact::ParallelFor parallel_for = HostParallelFor(num_threads);
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
     status = blockcompact::PoolScoreBlocks({pool, ord}, KeysOf(layer, table, num_keys), call,
-                                           HostParallelFor);
+                                           parallel_for);
   }
   return StatusTuple(status);
 }
 
 py::tuple PoolSummarizeBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
-                              int64_t num_keys, py::array min_keys, py::array max_keys) {
+                              int64_t num_keys, py::array min_keys, py::array max_keys,
+                              std::optional<int64_t> num_threads) {
   if (!IsDense(min_keys) || !IsDense(max_keys) || min_keys.nbytes() != max_keys.nbytes()) {
     throw std::invalid_argument("`min_keys` and `max_keys` must be dense and equally large");
   }
   const blockcompact::SummaryCall call{TypeOf(min_keys.itemsize()),
                                        static_cast<std::byte*>(min_keys.mutable_data()),
                                        static_cast<std::byte*>(max_keys.mutable_data())};
+  const blockcompact::ParallelFor parallel_for = HostParallelFor(num_threads);
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
     status = blockcompact::PoolSummarizeBlocks({pool, ord}, KeysOf(layer, table, num_keys), call,
-                                               HostParallelFor);
+                                               parallel_for);
   }
   return StatusTuple(status);
 }
@@ -87,10 +93,11 @@ void DefineBlockScores(py::module_& module) {
   module.def("pool_score_blocks", &PoolScoreBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("queries").noconvert(), py::arg("scale"), py::arg("reduction"),
-             py::arg("scores").noconvert());
+             py::arg("scores").noconvert(), py::arg("num_threads"));
   module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
-             py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert());
+             py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert(),
+             py::arg("num_threads"));
 }
 
 }  // namespace blockcompact_ffi

@@ -1,7 +1,6 @@
 #include "host_threads.h"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -19,7 +18,6 @@ namespace {
 
 constexpr char kNumThreadsVariable[] = "BLOCKCOMPACT_NUM_THREADS";
 constexpr int64_t kMaxThreads = 1024;
-std::atomic<int64_t> chosen_num_threads{0};
 
 int64_t DefaultNumThreads() {
   const char* text = std::getenv(kNumThreadsVariable);
@@ -70,27 +68,24 @@ class Helpers {
 }  // namespace
 
 int64_t NumHostThreads() {
-  const int64_t chosen = chosen_num_threads.load(std::memory_order_relaxed);
-  if (chosen > 0) return chosen;
   static const int64_t default_num_threads = DefaultNumThreads();
   return default_num_threads;
 }
 
-void SetNumHostThreads(int64_t num_threads) {
-  if (num_threads < 0 || num_threads > kMaxThreads) {
-    throw std::invalid_argument("`num_threads` is " + std::to_string(num_threads) +
-                                "; it must be in [1, 1024], or 0 for the default");
+blockcompact::ParallelFor HostParallelFor(std::optional<int64_t> num_threads) {
+  if (num_threads.has_value() && (*num_threads < 1 || *num_threads > kMaxThreads)) {
+    throw std::invalid_argument("`num_threads` is " + std::to_string(*num_threads) +
+                                "; it must be in [1, 1024], or None for the default");
   }
-  chosen_num_threads.store(num_threads, std::memory_order_relaxed);
-}
-
-void HostParallelFor(int64_t num_tasks, const blockcompact::Task& task) {
-  const int64_t num_helpers = std::min(NumHostThreads(), num_tasks) - 1;
-  if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
-  const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);
-  PerProcess<Helpers>().Offer(num_helpers, tasks);
-  tasks->Work();
-  tasks->Wait();
+  const int64_t max_threads = num_threads.has_value() ? *num_threads : NumHostThreads();
+  return [max_threads](int64_t num_tasks, const blockcompact::Task& task) {
+    const int64_t num_helpers = std::min(max_threads, num_tasks) - 1;
+    if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
+    const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);
+    PerProcess<Helpers>().Offer(num_helpers, tasks);
+    tasks->Work();
+    tasks->Wait();
+  };
 }
 
 }  // namespace blockcompact_ffi

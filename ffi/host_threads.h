@@ -2,20 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "blockcompact/parallel.h"
 
 namespace blockcompact_ffi {
 
-// Threads that share a call, the caller included: BLOCKCOMPACT_NUM_THREADS, else one for each
-// processor. Throws std::invalid_argument with a sentence where the variable is no positive number.
+// Threads that share a call that names no number, the caller included: BLOCKCOMPACT_NUM_THREADS,
+// else one for each processor. Throws std::invalid_argument with a sentence where the variable is
+// no positive number.
 int64_t NumHostThreads();
 
-// Sets the number for this process; 0 returns to the default. Throws where it is negative.
-void SetNumHostThreads(int64_t num_threads);
-
-// Spreads tasks over threads that are started on first use and sleep between calls. The caller
-// works too and never waits for a thread to wake. A forked child starts threads of its own.
-void HostParallelFor(int64_t num_tasks, const blockcompact::Task& task);
+// Spreads the tasks of one call over num_threads threads, the caller included, or over
+// NumHostThreads(). Throws std::invalid_argument where the number is not in [1, 1024]. The threads
+// are started on first use and sleep between calls; the caller works too and never waits for one to
+// wake. A forked child starts threads of its own.
+blockcompact::ParallelFor HostParallelFor(std::optional<int64_t> num_threads);
 
 }  // namespace blockcompact_ffi

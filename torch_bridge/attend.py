@@ -15,6 +15,7 @@ def attend_blocks(
     out: torch.Tensor,
     scale: float,
     mass: torch.Tensor | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """Attends with the newest queries of a sequence over its blocks.
 
@@ -25,6 +26,7 @@ def attend_blocks(
         scale: softmax scale.
         mass: float32 [num_query_heads, num_queries, max_blocks], contiguous last axis; written: the
             softmax mass of each block. None where it is not wanted.
+        num_threads: threads that share the call; None: as many as `kernels.num_threads()` says.
 
     Raises:
         ValueError: if a last axis is not contiguous.
@@ -44,6 +46,7 @@ def attend_blocks(
         scale=scale,
         block_mass=None if mass is None else _rows_at(mass),
         max_blocks=0 if mass is None else mass.shape[2],
+        num_threads=num_threads,
     )
     if status[0]:
         tables = np.concatenate([np.asarray(segment.block_table) for segment in segments])

@@ -24,7 +24,6 @@ from blockcompact_jax.kernels.block_scores import summarize_blocks as summarize_
 from blockcompact_jax.kernels.host_attend import host_pool_attend as host_pool_attend
 from blockcompact_jax.kernels.host_attend import host_pool_attend_at as host_pool_attend_at
 from blockcompact_jax.kernels.host_attend import num_threads as num_threads
-from blockcompact_jax.kernels.host_attend import set_num_threads as set_num_threads
 from blockcompact_jax.kernels.host_block_scores import (
     host_pool_score_blocks as host_pool_score_blocks,
 )

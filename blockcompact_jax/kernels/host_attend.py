@@ -1,6 +1,7 @@
 """Attention over registered pools on the host: numpy arrays or addresses, done on return.
 
-The calls release the GIL and share the work between `num_threads()` threads.
+The calls release the GIL and share the work between threads, `num_threads()` unless they say
+otherwise; results do not depend on the number.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ def host_pool_attend(
     window_tokens: int = 0,
     max_blocks: int = 0,
     outputs: HostAttendOutputs | None = None,
+    num_threads: int | None = None,
 ) -> PoolAttendResult:
     """`pool_attend` on the host.
 
@@ -40,9 +42,12 @@ def host_pool_attend(
         max_blocks: Columns of `block_mass`; where `outputs` has a `block_mass`, those of it.
         outputs: Arrays to write into; None: new ones. A refused call leaves them as they are. What
             is None in them is not computed, and empty in the result.
+        num_threads: Threads that share the call, the caller included, in [1, 1024]; None: as many
+            as `num_threads()` says.
 
     Raises:
-        ValueError: As `pool_attend`, and for arrays that cannot be written in place.
+        ValueError: As `pool_attend`, for arrays that cannot be written in place, and for a number
+            of threads outside.
     """
     check_attend(queries, segments, window_tokens=window_tokens, max_blocks=max_blocks)
     heads, num_queries, _ = queries.shape
@@ -70,6 +75,7 @@ def host_pool_attend(
         block_mass=mass_at,
         max_blocks=num_columns,
         log_sum_exp=0 if log_sum_exp is None else load_native().address_of(log_sum_exp),
+        num_threads=num_threads,
     )
     return PoolAttendResult(
         out=outputs.out,
@@ -92,6 +98,7 @@ def host_pool_attend_at(
     block_mass: RowsAt | None = None,
     max_blocks: int = 0,
     log_sum_exp: int = 0,
+    num_threads: int | None = None,
 ) -> tuple[int, int]:
     """`pool_attend` on addresses, for engines that have no numpy dtype for their tensors.
 
@@ -109,12 +116,13 @@ def host_pool_attend_at(
         block_mass: float32 `[num_query_heads, num_queries, max_blocks]`, written; None: not wanted.
         max_blocks: Columns of `block_mass`.
         log_sum_exp: Address of dense float32 `[num_query_heads, num_queries]`; 0: not wanted.
+        num_threads: As `host_pool_attend`.
 
     Returns:
         Code and faulty entry, as in a status; a refused call has written nothing.
 
     Raises:
-        ValueError: For a block table that is not dense int32 numpy.
+        ValueError: For a block table that is not dense int32 numpy, or `num_threads` outside.
     """
     shape = segments[0].pool.shape
     return load_native().pool_attend(
@@ -136,24 +144,13 @@ def host_pool_attend_at(
         block_mass,
         max_blocks,
         log_sum_exp,
+        num_threads,
     )
 
 
 def num_threads() -> int:
-    """Threads that share a host call: `BLOCKCOMPACT_NUM_THREADS`, else one for each processor."""
+    """Threads of a host call that names none: `BLOCKCOMPACT_NUM_THREADS`, else one a processor."""
     return load_native().num_threads()
-
-
-def set_num_threads(num_threads: int) -> None:
-    """Sets the number of threads that share a host call; results do not depend on it.
-
-    Args:
-        num_threads: In [1, 1024], the caller included; 0 returns to the default.
-
-    Raises:
-        ValueError: Where it is outside.
-    """
-    load_native().set_num_threads(num_threads)
 
 
 def _number(value: int | AnyArray) -> Any:

@@ -1,7 +1,7 @@
 """Scores and summaries of blocks of registered pools on the host: numpy in and out.
 
 Arguments, results and refusals are those of `block_scores`; a refused call leaves zeros. The calls
-release the GIL and share the work between `num_threads()` threads.
+release the GIL and share the work between threads: `num_threads` of a call, else `num_threads()`.
 """
 
 from typing import Any
@@ -26,11 +26,21 @@ def host_pool_score_blocks(
     *,
     block_reduction: BlockReduction | None,
     scale: float = 1.0,
+    num_threads: int | None = None,
 ) -> PoolScoreResult:
     """`pool_score_blocks` on the host; uint16 queries are taken as the bits of bfloat16.
 
+    Args:
+        queries: As `pool_score_blocks`; dense numpy.
+        segment: As `pool_score_blocks`.
+        block_reduction: As `pool_score_blocks`.
+        scale: As `pool_score_blocks`.
+        num_threads: Threads that share the call, the caller included, in [1, 1024]; None: as many
+            as `num_threads()` says.
+
     Raises:
-        ValueError: As `pool_score_blocks`, and for queries that are not dense.
+        ValueError: As `pool_score_blocks`, for queries that are not dense, and for a number of
+            threads outside.
     """
     reduction, columns = check_score(queries, segment, block_reduction)
     if not queries.flags.c_contiguous:
@@ -46,12 +56,15 @@ def host_pool_score_blocks(
         scale,
         reduction,
         scores,
+        num_threads,
     )
     return PoolScoreResult(scores, np.array(segment.ord), np.array(status, np.int32))
 
 
-def host_pool_summarize_blocks(segment: AttendSegment) -> PoolSummaryResult:
-    """`pool_summarize_blocks` on the host."""
+def host_pool_summarize_blocks(
+    segment: AttendSegment, *, num_threads: int | None = None
+) -> PoolSummaryResult:
+    """`pool_summarize_blocks` on the host, `num_threads` as in `host_pool_score_blocks`."""
     shape, dtype = check_summary(segment)
     min_keys, max_keys = np.zeros(shape, dtype), np.zeros(shape, dtype)
     status = load_native().pool_summarize_blocks(
@@ -62,6 +75,7 @@ def host_pool_summarize_blocks(segment: AttendSegment) -> PoolSummaryResult:
         _number(segment.num_keys),
         min_keys.view(_unsigned(dtype)),
         max_keys.view(_unsigned(dtype)),
+        num_threads,
     )
     ord_now = np.array(segment.ord)
     return PoolSummaryResult(min_keys, max_keys, ord_now, np.array(status, np.int32))

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from blockcompact_jax.kernels import (
     build_info,
     host_pool_attend,
-    num_threads,
+    host_pool_score_blocks,
+    host_pool_summarize_blocks,
     pool_attend,
-    set_num_threads,
 )
 from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.scores import BlockReduction
 
 from .attend_cases import BF16, F32, pools_of, random_sequence
 from .helpers import assert_same_bytes
@@ -25,7 +26,7 @@ from .helpers import assert_same_bytes
 DTYPES = [BF16, F32]
 
 
-def attend(sequence, parts, *, window=0, call=host_pool_attend, max_blocks=0):
+def attend(sequence, parts, *, window=0, call=host_pool_attend, max_blocks=0, **options):
     with pools_of(np.random.default_rng(3), sequence, parts) as segments:
         result = call(
             sequence.queries,
@@ -33,6 +34,7 @@ def attend(sequence, parts, *, window=0, call=host_pool_attend, max_blocks=0):
             scale=0.2,
             window_tokens=window,
             max_blocks=max_blocks,
+            **options,
         )
         assert np.asarray(result.status).tolist() == [0, -1]
         return np.asarray(result.out), np.asarray(result.log_sum_exp), np.asarray(result.block_mass)
@@ -41,12 +43,6 @@ def attend(sequence, parts, *, window=0, call=host_pool_attend, max_blocks=0):
 def assert_same_rows(got, expected):
     for mine, theirs in zip(got, expected, strict=True):
         assert_same_bytes(mine, theirs)
-
-
-@pytest.fixture
-def threads():
-    yield set_num_threads
-    set_num_threads(0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,18 +111,16 @@ def test_a_query_ignores_what_comes_after_it(impl, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_and_entry_points_give_the_same_bits(dtype, threads, rng):
+def test_threads_and_entry_points_give_the_same_bits(dtype, rng):
     sequence = random_sequence(
         rng, dtype, kv_heads=3, group=2, num_queries=5, num_keys=2300, dims=64
     )
-    threads(1)
-    expected = attend(sequence, [(2300, 32, "amx")], max_blocks=72)
-    for count in (2, 5):
-        threads(count)
-        assert num_threads() == count
+    parts = [(2300, 32, "amx")]
+    expected = attend(sequence, parts, max_blocks=72, num_threads=1)
+    for count in (2, 5, None):
         for _ in range(3):
-            assert_same_rows(attend(sequence, [(2300, 32, "amx")], max_blocks=72), expected)
-    traced = attend(sequence, [(2300, 32, "amx")], call=pool_attend, max_blocks=72)
+            assert_same_rows(attend(sequence, parts, max_blocks=72, num_threads=count), expected)
+    traced = attend(sequence, parts, call=pool_attend, max_blocks=72)
     assert_same_rows(traced, expected)
 
 
@@ -178,19 +172,39 @@ def test_a_wrong_number_of_threads_is_refused(text):
     )
     assert done.returncode != 0
     assert f"BLOCKCOMPACT_NUM_THREADS is '{text}'" in done.stderr
-    with pytest.raises(ValueError, match="`num_threads` is -1"):
-        set_num_threads(-1)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_a_call_refuses_a_wrong_number_of_threads(count, rng):
+    sequence = random_sequence(rng, F32, kv_heads=1, group=1, num_queries=1, num_keys=32, dims=16)
+    with pytest.raises(ValueError, match=f"`num_threads` is {count}; it must be in"):
+        attend(sequence, [(32, 16, "hnd")], num_threads=count)
+    with pools_of(rng, sequence, [(32, 16, "hnd")]) as (segment,):
+        with pytest.raises(ValueError, match=f"`num_threads` is {count}"):
+            host_pool_score_blocks(
+                sequence.queries, segment, block_reduction=BlockReduction.MAX, num_threads=count
+            )
+        with pytest.raises(ValueError, match=f"`num_threads` is {count}"):
+            host_pool_summarize_blocks(segment, num_threads=count)
+
+
+def test_the_variable_sets_the_default_number_of_threads():
+    code = "from blockcompact_jax.kernels import num_threads; print(num_threads())"
+    environment = os.environ | {"BLOCKCOMPACT_NUM_THREADS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "3"
 
 
 def _attend_in_child(sequence, queue):
-    queue.put(attend(sequence, [(2300, 32, "amx")]))
+    queue.put(attend(sequence, [(2300, 32, "amx")], num_threads=2))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
-def test_a_forked_child_has_threads_of_its_own(threads, rng):
+def test_a_forked_child_has_threads_of_its_own(rng):
     sequence = random_sequence(rng, F32, kv_heads=2, group=1, num_queries=1, num_keys=2300, dims=64)
-    threads(2)
-    expected = attend(sequence, [(2300, 32, "amx")])
+    expected = attend(sequence, [(2300, 32, "amx")], num_threads=2)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_attend_in_child, args=(sequence, queue))

@@ -10,12 +10,10 @@ from blockcompact_jax.kernels import (
     Layout,
     host_pool_score_blocks,
     host_pool_summarize_blocks,
-    num_threads,
     pool_score_blocks,
     pool_summarize_blocks,
     raise_for_status,
     score_blocks,
-    set_num_threads,
     summarize_blocks,
 )
 from blockcompact_jax.kernels.block_scores_reference import (
@@ -208,19 +206,16 @@ def test_bits_depend_on_neither_threads_nor_other_queries(rng):
     sequence = random_sequence(
         rng, BF16, kv_heads=2, group=2, num_queries=40, num_keys=1500, dims=64
     )
-    threads = num_threads()
     with pools_of(rng, sequence, [(1500, 32, "amx")]) as (segment,):
-        reduction = BlockReduction.SUM
-        try:
-            set_num_threads(1)
-            one = host_pool_score_blocks(sequence.queries, segment, block_reduction=reduction)
-            few = host_pool_score_blocks(
-                np.ascontiguousarray(sequence.queries[:, 7:9]), segment, block_reduction=reduction
+
+        def score(queries, count):
+            return host_pool_score_blocks(
+                queries, segment, block_reduction=BlockReduction.SUM, num_threads=count
             )
-            set_num_threads(3)
-            many = host_pool_score_blocks(sequence.queries, segment, block_reduction=reduction)
-        finally:
-            set_num_threads(threads)
+
+        one = score(sequence.queries, 1)
+        few = score(np.ascontiguousarray(sequence.queries[:, 7:9]), 1)
+        many = score(sequence.queries, 3)
     np.testing.assert_array_equal(as_bytes(one.scores), as_bytes(many.scores))
     np.testing.assert_array_equal(as_bytes(one.scores[:, 7:9]), as_bytes(few.scores))
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from blockcompact_jax.kernels import Layout
+from torch_bridge.attend import attend_blocks
 from torch_bridge.full import FullKV
+from torch_bridge.huggingface import block_attention
 from torch_bridge.huggingface.attention import BLOCKS_KEYWORD, blockcompact_attention
 from torch_bridge.huggingface.block_attention import BlockAttention
 from torch_bridge.huggingface.cache import CompactedCache, Phase
@@ -86,6 +88,28 @@ def _check(out, query, kv):
     expected = np.einsum("hqk,hkd->qhd", weights, np.repeat(value, HEADS // KV_HEADS, axis=0))
     np.testing.assert_allclose(out[0].numpy(), expected, rtol=1e-4, atol=1e-5)
     return weights
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 1), ("3", 3)])
+def test_attends_on_one_thread_unless_the_variable_says_more(
+    variable, expected, monkeypatch, request
+):
+    """Threads are a matter of each call; the default of the process stays what it was."""
+    monkeypatch.delenv("BLOCKCOMPACT_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("BLOCKCOMPACT_NUM_THREADS", variable)
+    monkeypatch.setattr(block_attention, "num_threads", lambda: expected)
+    asked = []
+
+    def record(*arguments, num_threads, **options):
+        asked.append(num_threads)
+        attend_blocks(*arguments, num_threads=num_threads, **options)
+
+    monkeypatch.setattr(block_attention, "attend_blocks", record)
+    blocks = request.getfixturevalue("blocks")
+    blocks.is_scored = True
+    _forward(blocks, _kv(9, seed=1), 9)
+    assert asked == [expected]
 
 
 @pytest.mark.parametrize(("num_context", "num_new"), [(5, 1), (24, 4), (27, 3), (33, 2)])

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from blockcompact_jax.kernels import AttendSegment, set_num_threads
+from blockcompact_jax.kernels import num_threads
 from torch_bridge.attend import attend_blocks
 from torch_bridge.huggingface.cache import CompactedCache
 from torch_bridge.memory import KVMemory, PrivateMemory
@@ -51,8 +51,7 @@ class BlockAttention:
         self._cache = cache
         # torch's OpenMP workers spin after each operation: a second thread of ours would wait for
         # their processor, which costs more than it gains. Results do not depend on it.
-        if "BLOCKCOMPACT_NUM_THREADS" not in os.environ:
-            set_num_threads(1)
+        self._num_threads = num_threads() if "BLOCKCOMPACT_NUM_THREADS" in os.environ else 1
         self.is_scored = False
         self.num_layers_attended = 0
         num_rows = cache.full.shape.num_rows
@@ -78,7 +77,7 @@ class BlockAttention:
         self.num_layers_attended += 1
         row = self._cache.layers[layer].layer_row
         mass = self._mass_of(row, query.shape[2]) if self.is_scored else None
-        return _attend_blocks(query, self._cache.segments(layer), scale, mass)
+        return self._attend_blocks(query, layer, scale, mass)
 
     def score(self, layer: int, query: torch.Tensor, scale: float) -> None:
         """If `is_scored`, scores a layer whose output comes from elsewhere; else does nothing."""
@@ -86,7 +85,7 @@ class BlockAttention:
         if self.is_scored:
             newest = query[:, :, -self.mass.shape[2] :]
             mass = self._mass_of(self._cache.layers[layer].layer_row, newest.shape[2])
-            _attend_blocks(newest, self._cache.segments(layer), scale, mass)
+            self._attend_blocks(newest, layer, scale, mass)
 
     def repeat_oldest(self, num_queries: int) -> None:
         """After a scored forward of fewer queries than positions, repeats the oldest one's mass.
@@ -105,12 +104,18 @@ class BlockAttention:
             )
         return self.mass[row, :, -num_queries:]
 
-
-def _attend_blocks(
-    query: torch.Tensor, segments: list[AttendSegment], scale: float, mass: torch.Tensor | None
-) -> torch.Tensor:
-    _, num_heads, num_queries, head_dim = query.shape
-    rows = query if query.stride(3) == 1 else query.contiguous()
-    out = torch.empty(1, num_queries, num_heads, head_dim, dtype=query.dtype)
-    attend_blocks(rows[0], segments, out=out[0].transpose(0, 1), scale=scale, mass=mass)
-    return out
+    def _attend_blocks(
+        self, query: torch.Tensor, layer: int, scale: float, mass: torch.Tensor | None
+    ) -> torch.Tensor:
+        _, num_heads, num_queries, head_dim = query.shape
+        rows = query if query.stride(3) == 1 else query.contiguous()
+        out = torch.empty(1, num_queries, num_heads, head_dim, dtype=query.dtype)
+        attend_blocks(
+            rows[0],
+            self._cache.segments(layer),
+            out=out[0].transpose(0, 1),
+            scale=scale,
+            mass=mass,
+            num_threads=self._num_threads,
+        )
+        return out
