@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -30,10 +31,48 @@ ATTEND_TARGET __attribute__((always_inline)) inline __m512 DotWidened(__m512 sum
                          _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
 }
 
+ATTEND_TARGET inline __mmask16 LanesIn(int64_t first, int64_t begin, int64_t end) {
+  const int64_t low = begin > first ? begin - first : 0;
+  const int64_t high = end - first < 16 ? end - first : 16;
+  if (low >= high) return 0;
+  return static_cast<__mmask16>(((1U << high) - 1U) & ~((1U << low) - 1U));
+}
+
+// As generic::Exp.
+ATTEND_TARGET inline __m512 Exp(__m512 x) {
+  const __m512 magic = _mm512_set1_ps(12582912.0F);
+  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic);
+  const __m512 power = _mm512_sub_ps(shifted, magic);
+  __m512 r = _mm512_fmadd_ps(power, _mm512_set1_ps(-0.693359375F), x);
+  r = _mm512_fmadd_ps(power, _mm512_set1_ps(2.12194440e-4F), r);
+  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4F), r, _mm512_set1_ps(1.3981999507e-3F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1F));
+  y = _mm512_add_ps(_mm512_fmadd_ps(y, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0F));
+  const __m512i exponent =
+      _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_castps_si512(magic)),
+                       _mm512_set1_epi32(127));
+  y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0F), _CMP_NLT_UQ), y);
+}
+
+ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
+  const __m512i bits = _mm512_castps_si512(values);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
 namespace widened {
+#define ATTEND_ROUND_BF16 RoundBf16
 #define ATTEND_DOT_BF16 DotWidened
 #include "attend_avx512.inc"
 #undef ATTEND_DOT_BF16
+#undef ATTEND_ROUND_BF16
 }  // namespace widened
 
 // Bytes [begin, begin + 64) of a row, zeros past `end`. A whole row has them all.
@@ -122,10 +161,27 @@ void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
                             : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
 }
 
+// Whole tiles: two dims of 16 tokens lie 16 elements or more apart.
+ATTEND_TARGET void PackKVecPairs(const std::byte* column, int64_t row_bytes, int64_t num_words,
+                                 std::byte* tile) {
+  alignas(64) uint16_t index[32];
+  for (int i = 0; i < 32; ++i) index[i] = static_cast<uint16_t>(i % 2 * 16 + i / 2);
+  const __m512i interleave = _mm512_load_si512(index);
+  for (int64_t word = 0; word < num_words; ++word, column += 2 * row_bytes) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column + row_bytes));
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    _mm512_storeu_si512(tile + 64 * word, _mm512_permutexvar_epi16(interleave, both));
+  }
+}
+
 template <int kBytes>
 ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t row_stride,
                             int64_t head_dim, std::byte* tile) {
   constexpr int64_t kPair = PairElements(kBytes);
+  if (kPair == 2 && num_tokens == kTileTokens && head_dim % kDimsOfWord == 0) {
+    return PackKVecPairs(column, row_stride * kBytes, head_dim / kPair, tile);
+  }
   const __m512i low = InterleaveIndex(0);
   for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
     const int64_t d = word * kPair;
@@ -137,77 +193,6 @@ ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t
     }
     _mm512_storeu_si512(tile + 64 * word, line);
   }
-}
-
-ATTEND_TARGET inline __mmask16 LanesIn(int64_t first, int64_t begin, int64_t end) {
-  const int64_t low = begin > first ? begin - first : 0;
-  const int64_t high = end - first < 16 ? end - first : 16;
-  if (low >= high) return 0;
-  return static_cast<__mmask16>(((1U << high) - 1U) & ~((1U << low) - 1U));
-}
-
-// As generic::Exp.
-ATTEND_TARGET inline __m512 Exp(__m512 x) {
-  const __m512 magic = _mm512_set1_ps(12582912.0F);
-  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic);
-  const __m512 power = _mm512_sub_ps(shifted, magic);
-  __m512 r = _mm512_fmadd_ps(power, _mm512_set1_ps(-0.693359375F), x);
-  r = _mm512_fmadd_ps(power, _mm512_set1_ps(2.12194440e-4F), r);
-  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4F), r, _mm512_set1_ps(1.3981999507e-3F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1F));
-  y = _mm512_add_ps(_mm512_fmadd_ps(y, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0F));
-  const __m512i exponent =
-      _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_castps_si512(magic)),
-                       _mm512_set1_epi32(127));
-  y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0F), _CMP_NLT_UQ), y);
-}
-
-ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
-  const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-}
-
-// One line of weights: of the seen lanes, zero in the others.
-ATTEND_TARGET __attribute__((always_inline)) inline __m512 Weigh(const SoftmaxJob& job, int64_t t,
-                                                                 __mmask16 seen, __m512 scale,
-                                                                 __m512 maximum) {
-  const __m512 scores = _mm512_mul_ps(_mm512_loadu_ps(job.scores + t), scale);
-  const __m512 weights = _mm512_maskz_mov_ps(seen, Exp(_mm512_sub_ps(scores, maximum)));
-  _mm512_storeu_ps(job.scores + t, weights);
-  if (job.weights != nullptr) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.weights + 2 * t), RoundBf16(weights));
-  }
-  return weights;
-}
-
-ATTEND_TARGET SoftmaxResult Softmax(const SoftmaxJob& job) {
-  const __m512 scale = _mm512_set1_ps(job.scale);
-  const int64_t whole_begin = (job.begin + 15) / 16 * 16;
-  const int64_t whole_end = job.end / 16 * 16;
-  __m512 maxima = _mm512_set1_ps(-__builtin_inff());
-  for (int64_t t = job.begin / 16 * 16; t < job.end; t += 16) {
-    const bool is_whole = whole_begin <= t && t < whole_end;
-    const __mmask16 seen = is_whole ? 0xFFFF : LanesIn(t, job.begin, job.end);
-    const __m512 scores = _mm512_mul_ps(_mm512_loadu_ps(job.scores + t), scale);
-    maxima = _mm512_mask_max_ps(maxima, seen, maxima, scores);
-  }
-  const float maximum = _mm512_reduce_max_ps(maxima);
-  const __m512 maximum_lanes = _mm512_set1_ps(maximum);
-  __m512 sums = _mm512_setzero_ps();
-  for (int64_t t = job.write_begin; t < job.write_end; t += 16) {
-    const bool is_whole = whole_begin <= t && t < whole_end;
-    const __mmask16 seen = is_whole ? 0xFFFF : LanesIn(t, job.begin, job.end);
-    sums = _mm512_add_ps(sums, Weigh(job, t, seen, scale, maximum_lanes));
-  }
-  return {maximum, _mm512_reduce_add_ps(sums)};
 }
 
 ATTEND_TARGET float Sum(const float* weights, int64_t num_weights) {
@@ -228,6 +213,99 @@ ATTEND_TARGET float Maximum(const float* scores, int64_t num_scores) {
     maxima = _mm512_mask_max_ps(maxima, lanes, maxima, line);
   }
   return has_nan != 0 ? __builtin_nanf("") : _mm512_reduce_max_ps(maxima);
+}
+
+struct Add {
+  ATTEND_TARGET __attribute__((always_inline)) static inline __m512 Of(__m512 a, __m512 b) {
+    return _mm512_add_ps(a, b);
+  }
+};
+
+struct Max {
+  ATTEND_TARGET __attribute__((always_inline)) static inline __m512 Of(__m512 a, __m512 b) {
+    return _mm512_max_ps(a, b);
+  }
+};
+
+constexpr int64_t kBlocksAtOnce = 16;
+constexpr int64_t kMinBlocksAtOnce = 4;  // fewer are faster one by one
+
+// The line that takes the place of `block` in ReduceLines: results then come in order.
+inline int64_t LineOfBlock(int64_t block) { return block % 4 * 4 + block / 4; }
+
+// Reduces 16 lines to their lanes' results, joining lanes in the order of reduce_add.
+template <typename Op>
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 ReduceLines(const __m512 (&lines)[16]) {
+  __m512 quarters[4];  // four lines each, of each a 128-bit lane
+  for (int i = 0; i < 4; ++i) {
+    __m512 halves[2];
+    for (int j = 0; j < 2; ++j) {
+      const __m512 a = lines[4 * i + 2 * j], b = lines[4 * i + 2 * j + 1];
+      halves[j] = Op::Of(_mm512_shuffle_f32x4(a, b, 0xEE), _mm512_shuffle_f32x4(a, b, 0x44));
+    }
+    quarters[i] = Op::Of(_mm512_shuffle_f32x4(halves[0], halves[1], 0xDD),
+                         _mm512_shuffle_f32x4(halves[0], halves[1], 0x88));
+  }
+  __m512 pairs[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(quarters[2 * i]), b = _mm512_castps_pd(quarters[2 * i + 1]);
+    pairs[i] = Op::Of(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                      _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return Op::Of(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88),
+                _mm512_shuffle_ps(pairs[0], pairs[1], 0xDD));
+}
+
+// Whole lines of up to 16 blocks, joined; returns the blocks that hold a NaN.
+template <typename Op>
+ATTEND_TARGET __mmask16 JoinLines(const float* values, int64_t block_tokens, int64_t num_blocks,
+                                  __m512 start, __m512 (&lines)[16]) {
+  uint32_t has_nan = 0;
+  for (int64_t block = 0; block < kBlocksAtOnce; ++block) {
+    __m512 joined = start;
+    __mmask16 unordered = 0;
+    for (int64_t t = 0; block < num_blocks && t < block_tokens; t += 16) {
+      const __m512 line = _mm512_loadu_ps(values + block * block_tokens + t);
+      joined = Op::Of(joined, line);
+      unordered |= _mm512_cmp_ps_mask(line, line, _CMP_UNORD_Q);
+    }
+    lines[LineOfBlock(block)] = joined;
+    has_nan |= static_cast<uint32_t>(unordered != 0) << block;
+  }
+  return static_cast<__mmask16>(has_nan);
+}
+
+ATTEND_TARGET void Sums(const BlocksJob& job) {
+  int64_t block = 0;
+  const bool is_by_line = job.block_tokens % 16 == 0;
+  for (; is_by_line && job.num_blocks - block >= kMinBlocksAtOnce; block += kBlocksAtOnce) {
+    const int64_t count = std::min(kBlocksAtOnce, job.num_blocks - block);
+    __m512 lines[16];
+    JoinLines<Add>(job.values + block * job.block_tokens, job.block_tokens, count,
+                   _mm512_setzero_ps(), lines);
+    _mm512_mask_storeu_ps(job.results + block, LanesIn(0, 0, count), ReduceLines<Add>(lines));
+  }
+  for (; block < job.num_blocks; ++block) {
+    job.results[block] = Sum(job.values + block * job.block_tokens, job.block_tokens);
+  }
+}
+
+ATTEND_TARGET void Maxima(const BlocksJob& job) {
+  int64_t block = 0;
+  const bool is_by_line = job.block_tokens % 16 == 0;
+  for (; is_by_line && job.num_blocks - block >= kMinBlocksAtOnce; block += kBlocksAtOnce) {
+    const int64_t count = std::min(kBlocksAtOnce, job.num_blocks - block);
+    __m512 lines[16];
+    const __mmask16 has_nan =
+        JoinLines<Max>(job.values + block * job.block_tokens, job.block_tokens, count,
+                       _mm512_set1_ps(-__builtin_inff()), lines);
+    const __m512 maxima =
+        _mm512_mask_mov_ps(ReduceLines<Max>(lines), has_nan, _mm512_set1_ps(__builtin_nanf("")));
+    _mm512_mask_storeu_ps(job.results + block, LanesIn(0, 0, count), maxima);
+  }
+  for (; block < job.num_blocks; ++block) {
+    job.results[block] = Maximum(job.values + block * job.block_tokens, job.block_tokens);
+  }
 }
 
 // Order of bf16 as that of the float32 it widens to.
@@ -298,10 +376,12 @@ void Bounds(const BoundsJob& job) {
 #define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma,avx512bf16")))
 
 namespace paired {
+#define ATTEND_ROUND_BF16(values) reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values))
 #define ATTEND_DOT_BF16(sum, a, b) \
   _mm512_dpbf16_ps((sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))
 #include "attend_avx512.inc"
 #undef ATTEND_DOT_BF16
+#undef ATTEND_ROUND_BF16
 }  // namespace paired
 
 #undef ATTEND_TARGET
@@ -312,9 +392,9 @@ bool HasPairProducts() { return __builtin_cpu_supports("avx512bf16") != 0; }
 
 AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
-  kernels.softmax = Softmax;
-  kernels.sum = Sum;
-  kernels.maximum = Maximum;
+  kernels.softmax = has_pair_products ? paired::Softmax : widened::Softmax;
+  kernels.sums = Sums;
+  kernels.maxima = Maxima;
   kernels.bounds = Bounds<AttendType::kBf16>;
   if (type == AttendType::kF32) {
     kernels.bounds = Bounds<AttendType::kF32>;

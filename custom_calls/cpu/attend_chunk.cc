@@ -27,27 +27,32 @@ KeyRange Intersect(KeyRange a, KeyRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
-// Keys [begin, end) of one block.
-struct BlockKeys {
+// Blocks in a row that a chunk has the same number of keys of, from `key` on.
+struct BlockRun {
   int64_t column;
-  int64_t begin;
-  int64_t end;
+  int64_t key;
+  int64_t num_blocks;
+  int64_t block_tokens;
+
+  KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
 };
 
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
-  ChunkTask(const AttendBatch& batch, int64_t kv_head, int64_t chunk, Scratch& scratch)
+  ChunkTask(const AttendBatch& batch, int64_t kv_head, int64_t chunk, bool has_next,
+            Scratch& scratch)
       : batch_(batch),
         kernels_(batch.kernels),
         kv_head_(kv_head),
         chunk_(chunk),
+        has_next_(has_next),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
         scores_(scratch.Take<float>(ScratchRows(batch) * kChunkTokens)),
         rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kChunkTokens * 2)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
-        blocks_(scratch.Take<BlockKeys>(batch.max_chunk_columns)),
+        runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
         reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
 
   static int64_t ScratchRows(const AttendBatch& batch) { return batch.num_rows() + kSpareRows; }
@@ -55,7 +60,7 @@ class ChunkTask {
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
     return ScratchRows(batch) * kChunkTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
-           batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockKeys));
+           batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
   void Run() {
@@ -65,8 +70,8 @@ class ChunkTask {
       ScoreGroup(key, seen.end);
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
+    PlanPrefetch(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
-      PrefetchValues(seen, query);
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
     std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
@@ -111,22 +116,20 @@ class ChunkTask {
     kernels_.score(job);
   }
 
-  // Memory would rest while weights are made: asks for a query's share of the values they will
-  // meet.
-  void PrefetchValues(KeyRange seen, int64_t query) const {
-    const int64_t num_tiles = (seen.end - GroupOf(seen.begin) + kTileTokens - 1) / kTileTokens;
-    const int64_t last = num_tiles * (query + 1) / batch_.num_queries;
-    const int64_t group_bytes = kTileTokens * kDimsOfWord * batch_.element_bytes();
-    for (int64_t tile = num_tiles * query / batch_.num_queries; tile < last; ++tile) {
-      const VTile v = reader_.VInPlace(GroupOf(seen.begin) + tile * kTileTokens);
-      if (v.base == nullptr) continue;
-      for (int64_t group = 0; group < batch_.dims_padded / kDimsOfWord; ++group) {
-        const std::byte* lines = v.base + group * v.dim_group_stride_bytes;
-        for (int64_t byte = 0; byte < group_bytes; byte += kLineBytes) {
-          __builtin_prefetch(lines + byte, 0, 2);  // into the second level
-        }
-      }
+  // Memory would rest while weights are made: what is asked for beside them are the values they
+  // will meet and the keys of the next chunk.
+  void PlanPrefetch(KeyRange seen) {
+    thread_local PrefetchQueue queue;
+    queue.Clear();
+    reader_.AddTo(&queue, seen.begin, seen.end, 1);
+    if (has_next_) {
+      const int64_t end = std::min(seen.end + kChunkTokens, batch_.SeenByAny().end);
+      reader_.AddTo(&queue, seen.end, end, 0);
     }
+    const int64_t num_vectors =
+        batch_.num_rows() * (RoundUp(seen.end, kTileTokens) - seen.begin) / kTileTokens;
+    prefetch_ = &queue;
+    lines_per_vector_ = (queue.num_lines() + num_vectors - 1) / std::max<int64_t>(num_vectors, 1);
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {
@@ -143,6 +146,8 @@ class ChunkTask {
         job.write_begin = GroupOf(job.begin);
         job.write_end = RoundUp(job.end, kGroupTokens);
         job.scale = batch_.call->scale;
+        job.prefetch = prefetch_;
+        job.lines_per_vector = lines_per_vector_;
         result = kernels_.softmax(job);
       }
       batch_.maximum[CellOf(row)] = result.maximum;
@@ -153,11 +158,15 @@ class ChunkTask {
 
   // The blocks that the chunk touches and that mass is wanted of.
   void FindBlocks(KeyRange seen) {
-    num_blocks_ = 0;
+    num_runs_ = 0;
     for (int64_t key = seen.begin; key < seen.end;) {
       const TokenRun run = batch_.sequence->RunAt(key, seen.end);
       if (run.column() >= batch_.call->max_blocks) return;
-      blocks_[num_blocks_++] = {run.column(), key, key + run.num_tokens};
+      if (num_runs_ > 0 && runs_[num_runs_ - 1].block_tokens == run.num_tokens) {
+        ++runs_[num_runs_ - 1].num_blocks;
+      } else {
+        runs_[num_runs_++] = {run.column(), key, 1, run.num_tokens};
+      }
       key += run.num_tokens;
     }
   }
@@ -166,13 +175,20 @@ class ChunkTask {
   void SumBlocks(int64_t row, KeyRange seen) const {
     float* mass = batch_.mass + PlaceOf(row) * batch_.max_chunk_columns;
     std::fill_n(mass, batch_.max_chunk_columns, 0.0F);
-    const int64_t first_column = batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
+    mass -= batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
     const float* weights = scores_ + row * kChunkTokens - first_key_;
-    for (int64_t i = 0; i < num_blocks_; ++i) {
-      const int64_t begin = std::max(blocks_[i].begin, seen.begin);
-      const int64_t end = std::min(blocks_[i].end, seen.end);
-      if (begin < end) {
-        mass[blocks_[i].column - first_column] = kernels_.sum(weights + begin, end - begin);
+    for (int64_t i = 0; i < num_runs_; ++i) {
+      const BlockRun& run = runs_[i];
+      const KeyRange keys = run.keys();
+      if (seen.begin <= keys.begin && keys.end <= seen.end) {
+        kernels_.sums({weights + run.key, run.block_tokens, run.num_blocks, mass + run.column});
+        continue;
+      }
+      for (int64_t block = 0; block < run.num_blocks; ++block) {
+        const int64_t key = run.key + block * run.block_tokens;
+        const KeyRange part = Intersect({key, key + run.block_tokens}, seen);
+        if (part.begin >= part.end) continue;
+        kernels_.sums({weights + part.begin, part.end - part.begin, 1, mass + run.column + block});
       }
     }
   }
@@ -224,14 +240,17 @@ class ChunkTask {
   const AttendKernels& kernels_;
   const int64_t kv_head_;
   const int64_t chunk_;
+  const bool has_next_;  // the same head's next chunk comes next
   const int64_t first_key_;
   const int64_t tile_bytes_;
   float* const scores_;       // [row][kChunkTokens]
   std::byte* const rounded_;  // [row][kChunkTokens] weights in bf16
   std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
-  BlockKeys* const blocks_;   // [max_chunk_columns]
+  BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
-  int64_t num_blocks_ = 0;
+  int64_t num_runs_ = 0;
+  PrefetchQueue* prefetch_ = nullptr;
+  int64_t lines_per_vector_ = 0;
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
@@ -285,11 +304,14 @@ void LoadQueries(const AttendBatch& batch) {
   }
 }
 
-void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
+void AttendChunks(const AttendBatch& batch, int64_t kv_head, int64_t first_chunk,
+                  int64_t last_chunk) {
   thread_local Scratch scratch;
-  scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
-  ChunkTask(batch, kv_head, chunk, scratch).Run();
+  for (int64_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+    scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
+    ChunkTask(batch, kv_head, chunk, chunk + 1 < last_chunk, scratch).Run();
+  }
   if (batch.kernels.leave != nullptr) batch.kernels.leave();
 }
 

@@ -25,7 +25,51 @@ void CopyToken(const TokenRun& run, int64_t kv, const std::byte* head, int64_t t
   }
 }
 
+// Contiguous pieces of equal size at equal distances.
+struct Pieces {
+  int64_t offset_bytes;  // from the start of the head's region
+  int64_t num_pieces;
+  int64_t piece_bytes;
+  int64_t stride_bytes;
+};
+
+// Where the tokens of a run lie in K (kv 0) or V (kv 1) of a head.
+Pieces PiecesOf(const TokenRun& run, int64_t kv) {
+  const BlockShape& shape = run.segment->shape();
+  const int64_t element = shape.element_bytes;
+  if (run.segment->plain != nullptr) {
+    const int64_t stride = run.segment->plain->strides.token_bytes;
+    return {run.token * stride, run.num_tokens, shape.token_bytes(), stride};
+  }
+  if (run.segment->is_amx() && kv == 1) {
+    const int64_t group = kDimsOfWord * element;
+    return {run.token * group, shape.head_dim / kDimsOfWord, run.num_tokens * group,
+            shape.block_tokens * group};
+  }
+  if (!run.segment->is_amx() && kv == 0) {
+    return {run.token * element, shape.head_dim, run.num_tokens * element,
+            shape.block_tokens * element};
+  }
+  return {run.token * shape.token_bytes(), 1, run.num_tokens * shape.token_bytes(), 0};
+}
+
 }  // namespace
+
+void TileReader::AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const {
+  while (key < end) {
+    const TokenRun run = sequence_.RunAt(key, end);
+    Pieces pieces = PiecesOf(run, kv);
+    if (pieces.stride_bytes == pieces.piece_bytes) {
+      pieces.piece_bytes *= pieces.num_pieces;
+      pieces.num_pieces = 1;
+    }
+    const std::byte* piece = run.segment->head(run.entry, kv, kv_head_) + pieces.offset_bytes;
+    for (int64_t i = 0; i < pieces.num_pieces; ++i, piece += pieces.stride_bytes) {
+      queue->Add(piece, pieces.piece_bytes);
+    }
+    key += run.num_tokens;
+  }
+}
 
 TokenRun KeySequence::RunAt(int64_t key, int64_t end) const {
   const KeySegment* segment = &segments[0];

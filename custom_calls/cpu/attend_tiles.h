@@ -6,6 +6,7 @@
 #include "blockcompact/attend.h"
 #include "blockcompact/attend_kernels.h"
 #include "blockcompact/pool.h"
+#include "blockcompact/prefetch.h"
 
 namespace blockcompact {
 
@@ -62,6 +63,9 @@ class TileReader {
   // The tile where it lies in tile order, else null.
   const std::byte* KInPlace(int64_t key) const;
   VTile VInPlace(int64_t key) const;
+
+  // Adds the bytes of the keys [key, end) in K (kv 0) or V (kv 1) to what will be read soon.
+  void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const;
 
   // Asks for the rows of a tile that will be read soon, where it lies as plain rows.
   void PrefetchRows(int64_t key, int64_t kv) const;

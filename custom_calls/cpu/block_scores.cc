@@ -16,17 +16,15 @@ namespace blockcompact {
 namespace {
 
 constexpr float kNoKey = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBatchRows = 32;  // rows of a KV head that meet a tile while it is at hand
+constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
+constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
+constexpr int64_t kMinTaskTokens = 512;
+constexpr int64_t kMaxTaskTokens = 4096;
+constexpr int64_t kMinTasks = 16;  // of a call, where it has as many keys
+static_assert(kPartTokens <= kChunkTokens);
 
 const BlockShape& ShapeOf(const KeyBlocks& keys) {
   return keys.plain != nullptr ? keys.plain->shape : keys.packed->shape;
-}
-
-// Keys that are scored before they are reduced: as few as leave the place of a block in the table
-// without a say in where its sums are cut.
-int64_t PartTokens(int64_t block_tokens) {
-  const bool is_by_group = block_tokens % kGroupTokens == 0 || kGroupTokens % block_tokens == 0;
-  return is_by_group ? kGroupTokens : kChunkTokens;
 }
 
 int64_t NumUsedEntries(const KeyBlocks& keys) {
@@ -69,7 +67,6 @@ class ScoreTask {
         kernels_(kernels),
         sequence_(SequenceOf(keys)),
         block_tokens_(ShapeOf(keys).block_tokens),
-        part_tokens_(PartTokens(block_tokens_)),
         heads_per_kv_(call.num_query_heads / ShapeOf(keys).num_heads),
         dims_padded_(PaddedDims(call.head_dim)),
         tile_bytes_(kTileTokens * dims_padded_ * static_cast<int64_t>(call.type)),
@@ -90,8 +87,10 @@ class ScoreTask {
     LoadQueries();
     if (kernels_.enter != nullptr) kernels_.enter(num_rows);
     const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
-    for (int64_t key = first_entry * block_tokens_; key < end; key += part_tokens_) {
-      ScorePart(key, std::min(end, key + part_tokens_));
+    for (int64_t key = first_entry * block_tokens_; key < end;) {
+      const int64_t part_end = std::min(end, PartEnd(key));
+      ScorePart(key, part_end, end);
+      key = part_end;
     }
     if (kernels_.leave != nullptr) kernels_.leave();
   }
@@ -115,8 +114,22 @@ class ScoreTask {
     }
   }
 
-  void ScorePart(int64_t first_key, int64_t end) {
+  // Whole blocks, or a piece of a block that is longer: where its sums are cut is no matter of the
+  // block's place in the table.
+  int64_t PartEnd(int64_t key) const {
+    if (block_tokens_ <= kPartTokens) return key + kPartTokens / block_tokens_ * block_tokens_;
+    return std::min(key / block_tokens_ * block_tokens_ + block_tokens_, key + kPartTokens);
+  }
+
+  // Keys [first_key, end) of a task that goes on to `task_end`.
+  void ScorePart(int64_t first_key, int64_t end, int64_t task_end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
+    thread_local PrefetchQueue next_part;
+    next_part.Clear();
+    if (end < task_end) reader.AddTo(&next_part, end, std::min(task_end, PartEnd(end)), 0);
+    // Beside the scores memory is busy with what they need; beside the reductions it would rest.
+    const int64_t lines_per_group = next_part.num_lines() / 8;
+    const int64_t lines_per_row = (next_part.num_lines() + num_rows_ - 1) / num_rows_;
     for (int64_t key = first_key; key < end; key += kGroupTokens) {
       ScoreJob job;
       job.queries = queries_;
@@ -133,8 +146,12 @@ class ScoreTask {
         job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
       }
       kernels_.score(job);
+      next_part.Ask(lines_per_group);
     }
-    for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      ReducePart(row, first_key, end);
+      next_part.Ask(lines_per_row);
+    }
   }
 
   void ReducePart(int64_t row, int64_t first_key, int64_t end) {
@@ -147,29 +164,42 @@ class ScoreTask {
       std::memcpy(out, scores, static_cast<size_t>(end - first_key) * sizeof(float));
       return;
     }
-    float* out = ScoresOf(row, keys_.num_entries);
-    for (int64_t key = first_key; key < end;) {
-      const int64_t entry = key / block_tokens_;
-      const int64_t block_end = (entry + 1) * block_tokens_;
-      const int64_t part_end = std::min(end, block_end);
-      AddPart(out + entry, scores + key - first_key, part_end - key, key == entry * block_tokens_);
-      if (call_.reduction == BlockReduction::kMean &&
-          part_end == std::min(block_end, keys_.num_keys)) {
-        out[entry] *= 1.0F / static_cast<float>(part_end - entry * block_tokens_);
-      }
-      key = part_end;
+    float* out = ScoresOf(row, keys_.num_entries) + first_key / block_tokens_;
+    const int64_t count = end - first_key;
+    if (block_tokens_ > kPartTokens) {
+      AddPart(out, scores, count, first_key % block_tokens_ == 0);
+    } else {
+      const int64_t num_whole = count / block_tokens_;
+      const int64_t num_left = count % block_tokens_;
+      Reduce({scores, block_tokens_, num_whole, out});
+      if (num_left > 0) Reduce({scores + count - num_left, num_left, 1, out + num_whole});
     }
+    if (call_.reduction == BlockReduction::kMean) Divide(out, first_key, end);
+  }
+
+  void Reduce(const BlocksJob& job) const {
+    call_.reduction == BlockReduction::kMax ? kernels_.maxima(job) : kernels_.sums(job);
   }
 
   // A block longer than a part comes in several.
   void AddPart(float* score, const float* scores, int64_t count, bool is_first) const {
-    if (call_.reduction == BlockReduction::kMax) {
-      const float maximum = kernels_.maximum(scores, count);
-      const bool is_new = is_first || std::isnan(maximum) || maximum > *score;
-      if (is_new) *score = maximum;  // a NaN stays: nothing is larger
-    } else {
-      const float sum = kernels_.sum(scores, count);
-      *score = is_first ? sum : *score + sum;
+    float part;
+    Reduce({scores, count, 1, &part});
+    if (is_first) {
+      *score = part;
+    } else if (call_.reduction != BlockReduction::kMax) {
+      *score += part;
+    } else if (std::isnan(part) || part > *score) {
+      *score = part;  // a NaN stays: nothing is larger
+    }
+  }
+
+  // Sums to means, of the blocks whose last key is before `end`.
+  void Divide(float* scores, int64_t first_key, int64_t end) const {
+    for (int64_t key = first_key / block_tokens_ * block_tokens_; key < end; ++scores) {
+      const int64_t block_end = std::min(key + block_tokens_, keys_.num_keys);
+      if (block_end <= end) *scores *= 1.0F / static_cast<float>(block_end - key);
+      key += block_tokens_;
     }
   }
 
@@ -178,7 +208,6 @@ class ScoreTask {
   const AttendKernels& kernels_;
   const KeySequence sequence_;
   const int64_t block_tokens_;
-  const int64_t part_tokens_;
   const int64_t heads_per_kv_;
   const int64_t dims_padded_;
   const int64_t tile_bytes_;
@@ -244,8 +273,11 @@ void SummarizeEntry(const KeyBlocks& keys, const SummaryCall& call, const Attend
   }
 }
 
-int64_t EntriesOfTask(const BlockShape& shape) {
-  return std::max<int64_t>(1, kChunkTokens / shape.block_tokens);
+int64_t EntriesOfTask(const KeyBlocks& keys) {
+  const BlockShape& shape = ShapeOf(keys);
+  const int64_t tokens =
+      std::clamp(keys.num_keys * shape.num_heads / kMinTasks, kMinTaskTokens, kMaxTaskTokens);
+  return std::max<int64_t>(1, tokens / shape.block_tokens);
 }
 
 // Looks the pool up, locks it for reading, and runs the call on its view where no transfer writes
@@ -284,7 +316,7 @@ Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelF
               kNoKey);
   }
   const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(call.head_dim));
-  const int64_t entries_per_task = EntriesOfTask(shape);
+  const int64_t entries_per_task = EntriesOfTask(keys);
   const int64_t num_ranges = (NumUsedEntries(keys) + entries_per_task - 1) / entries_per_task;
   const int64_t num_rows = call.num_query_heads / shape.num_heads * call.num_queries;
   parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
@@ -313,7 +345,7 @@ Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
     std::memset(call.max_keys + unused, 0, num_unused_bytes);
   }
   const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(shape.head_dim));
-  const int64_t entries_per_task = EntriesOfTask(shape);
+  const int64_t entries_per_task = EntriesOfTask(keys);
   const int64_t num_ranges = (num_used + entries_per_task - 1) / entries_per_task;
   parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
     const int64_t first_entry = task / shape.num_heads * entries_per_task;

@@ -11,6 +11,7 @@
 
 #include "blockcompact/attend.h"
 #include "blockcompact/head_kernels.h"
+#include "blockcompact/prefetch.h"
 
 namespace blockcompact {
 
@@ -52,11 +53,21 @@ struct SoftmaxJob {
   int64_t begin, end;  // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
   float scale;
+  PrefetchQueue* prefetch;   // asked for beside the arithmetic
+  int64_t lines_per_vector;  // lines asked for with 16 tokens
 };
 
 struct SoftmaxResult {
   float maximum;
   float sum;
+};
+
+// Values of neighbouring blocks, each reduced to one.
+struct BlocksJob {
+  const float* values;  // [num_blocks, block_tokens]
+  int64_t block_tokens;
+  int64_t num_blocks;
+  float* results;  // [num_blocks]
 };
 
 // Results of the chunks of one row.
@@ -90,10 +101,10 @@ struct AttendKernels {
                      int64_t head_dim, std::byte* tile);
   void (*score)(const ScoreJob& job);
   SoftmaxResult (*softmax)(const SoftmaxJob& job);
-  float (*sum)(const float* weights, int64_t num_weights);
+  void (*sums)(const BlocksJob& job);
   void (*value)(const ValueJob& job);
-  float (*merge)(const MergeJob& job);                        // returns log(sum(exp))
-  float (*maximum)(const float* scores, int64_t num_scores);  // NaN where one is NaN
+  float (*merge)(const MergeJob& job);   // returns log(sum(exp))
+  void (*maxima)(const BlocksJob& job);  // NaN where one is NaN
   void (*bounds)(const BoundsJob& job);
   // Around score and value jobs of at most num_rows rows on one thread; null: nothing to do. Their
   // queries, scores and weights are readable, scores writable, for kSpareRows rows more.
