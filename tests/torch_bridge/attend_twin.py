@@ -1,4 +1,4 @@
-"""The attend policy written out: dense masked attention in float64 over what a stock cache holds."""
+"""The attend policy written out: dense attention in float64 over what a stock cache holds."""
 
 import math
 
@@ -34,7 +34,7 @@ class AttendTwin:
     def _row(self, layer, row, qkv, scaling, window):
         query, key, value = qkv
         num_queries, num_columns = query.shape[1], key.shape[1]
-        # A sliding layer's cache holds its newest columns only; so does the padding it holds.
+        # Where a sliding cache has dropped columns, columns no longer start at the padding.
         num_hidden = self.padding[row] if window is None else 0
         logits = scaling * query.double() @ key.double().transpose(1, 2)
         column = torch.arange(num_columns)
