@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Int32
@@ -18,6 +20,18 @@ from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.memory import KVMemory, PrivateMemory
 from torch_bridge.pools import KVShape
 from torch_bridge.ring import TokenRing
+
+
+class SkippedBlocks(NamedTuple):
+    """All but the selected ones of a row's first `num_candidate_blocks` logical blocks.
+
+    Attributes:
+        selected: logical blocks that are attended to all the same, ascending.
+        num_candidate_blocks: blocks the selection was made from; all of them are packed.
+    """
+
+    selected: Int32[np.ndarray, " selected"]
+    num_candidate_blocks: int
 
 
 class FullKV:
@@ -133,6 +147,34 @@ class FullKV:
             )
         self._ring.write(row, token_position, key, value)
 
+    def append(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Writes final keys and values of one row, any number of them, and packs whole blocks.
+
+        A row that is appended to packs by itself: `pack` is for tokens that are confirmed later.
+
+        Args:
+            row: full-attention layer row.
+            token_position: the row's number of tokens so far.
+            key: [num_kv_heads, num_new, head_dim].
+            value: as `key`.
+
+        Raises:
+            ValueError: if they do not fit.
+        """
+        block_tokens = self.shape.block_tokens
+        self._check_capacity(token_position, token_position + key.shape[1])
+        begin = 0
+        while begin < key.shape[1]:
+            num_packed = int(self._num_packed_by_row[row])
+            last_free = (num_packed + self._max_unpacked_blocks) * block_tokens
+            end = min(key.shape[1], begin + last_free - (token_position + begin))
+            self.write(row, token_position + begin, key[:, begin:end], value[:, begin:end])
+            begin = end
+            blocks = self._logical_blocks[num_packed : (token_position + end) // block_tokens]
+            if blocks.size:
+                self._pack(self.newest_pool, row, blocks)
+                self._num_packed_by_row[row] += blocks.size
+
     def pack(self, num_tokens: int) -> None:
         """Packs the whole blocks among the first `num_tokens` tokens that are not packed yet.
 
@@ -151,10 +193,19 @@ class FullKV:
         """Takes down that the writer of read-only stores has packed up to `num_tokens` tokens."""
         self._num_packed_by_row[:] = num_tokens // self.shape.block_tokens
 
-    def segments(self, row: int, num_tokens: int) -> list[AttendSegment]:
+    def segments(
+        self,
+        row: int,
+        num_tokens: int,
+        skipped: SkippedBlocks | None = None,
+    ) -> list[AttendSegment]:
         """The first `num_tokens` tokens of one row, as attention over blocks takes them.
 
-        Columns of its block mass are logical blocks.
+        Args:
+            row: full-attention layer row.
+            num_tokens: tokens of the row.
+            skipped: blocks to leave out; none if not given. Columns of block mass are logical
+                blocks only then.
         """
         block_tokens, num_packed = self.shape.block_tokens, int(self._num_packed_by_row[row])
         num_newest = num_tokens - num_packed * block_tokens
@@ -168,40 +219,63 @@ class FullKV:
         )
         if not num_packed:
             return [newest]
+        blocks = self._packed_blocks(num_packed, skipped)
         packed = AttendSegment(
             self.packed_pool,
             self.packed_pool.current_ord(),
             row,
-            self._logical_blocks[:num_packed],
-            num_packed * block_tokens,
+            blocks,
+            blocks.size * block_tokens,
         )
         return [packed, newest]
 
-    def read(self, row: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, row: int, num_tokens: int, skipped: SkippedBlocks | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Unpacks one row into the scratch layer, which the next call overwrites.
 
+        Args:
+            row: full-attention layer row.
+            num_tokens: tokens of the row.
+            skipped: blocks to leave out; none if not given.
+
         Returns:
-            Views of the first `num_tokens` keys and values, [num_kv_heads, num_tokens, head_dim].
+            Views of the keys and values of the first `num_tokens` tokens that are not left out,
+            [num_kv_heads, num_keys, head_dim].
         """
         block_tokens = self.shape.block_tokens
-        num_blocks = min(int(self._num_packed_by_row[row]), -(-num_tokens // block_tokens))
-        if num_blocks:
-            blocks = self._logical_blocks[:num_blocks]
+        num_packed = min(int(self._num_packed_by_row[row]), -(-num_tokens // block_tokens))
+        blocks = self._packed_blocks(num_packed, skipped)
+        if num_packed:
             unpacked = host_pool_upload(
                 self.packed_pool.current_ord(),
                 self._plain_layer_pool.current_ord(),
                 row,
                 blocks,
-                blocks,
+                self._logical_blocks[: blocks.size],
                 packed_pool=self.packed_pool,
                 plain_pool=self._plain_layer_pool,
             )
             raise_for_status(unpacked.status, call="pool_upload", source_block=blocks)
-        first = num_blocks * block_tokens
-        for ring, begin, end in self._ring.pieces(first, max(num_tokens - first, 0)):
-            self.plain_layer[0, :, :, first + begin : first + end] = self.newest[row, :, :, ring]
-        key, value = self.plain_layer[0, :, :, :num_tokens].unbind(0)
+        first, num_newest = (
+            num_packed * block_tokens,
+            max(num_tokens - num_packed * block_tokens, 0),
+        )
+        place = blocks.size * block_tokens
+        for ring, begin, end in self._ring.pieces(first, num_newest):
+            self.plain_layer[0, :, :, place + begin : place + end] = self.newest[row, :, :, ring]
+        num_keys = min(num_tokens, first) - (first - place) + num_newest
+        key, value = self.plain_layer[0, :, :, :num_keys].unbind(0)
         return key, value
+
+    def _packed_blocks(
+        self, num_packed: int, skipped: SkippedBlocks | None
+    ) -> Int32[np.ndarray, " blocks"]:
+        """The packed logical blocks that are attended to, ascending."""
+        if skipped is None:
+            return self._logical_blocks[:num_packed]
+        newer = self._logical_blocks[skipped.num_candidate_blocks : num_packed]
+        return np.concatenate([skipped.selected, newer])
 
     def read_newest(self, token_position: int, end_token_position: int) -> torch.Tensor:
         """The plain KV of new tokens of every row, from the ring.

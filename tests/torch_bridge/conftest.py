@@ -1,4 +1,4 @@
-"""Tiny random models of two families: one with full attention only, one hybrid."""
+"""Tiny random models of four families: three with full attention only, one hybrid."""
 
 import pytest
 
@@ -39,6 +39,41 @@ def gemma():
         query_pre_attn_scalar=32,
     )
     return transformers.Gemma3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def qwen():
+    """Normalizes queries and keys before rotating them."""
+    torch.manual_seed(4)
+    config = transformers.Qwen3Config(
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=97,
+        max_position_embeddings=1024,
+    )
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def mistral():
+    """Every query head has its own keys."""
+    torch.manual_seed(5)
+    config = transformers.MistralConfig(
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=97,
+        max_position_embeddings=1024,
+        sliding_window=None,
+    )
+    return transformers.MistralForCausalLM(config).eval()
 
 
 @pytest.fixture(params=["llama", "gemma"])

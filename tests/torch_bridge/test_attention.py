@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from torch_bridge.huggingface.attention import (
+    BLOCKS_KEYWORD,
     blockcompact_attention,
     blockcompact_mask,
     causal_tail_mask,
@@ -71,19 +72,20 @@ def test_full_layers_get_no_mask_and_sliding_layers_the_stock_one():
     assert mask.shape == (1, 1, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "padding"), [(2, None), (1, torch.tensor([[False, True, True]]))]
-)
-def test_batches_and_padding_are_refused(batch_size, padding):
-    with pytest.raises(ValueError, match="one unpadded sequence"):
-        blockcompact_mask(batch_size, 3, 3, attention_mask=padding)
+def test_padded_batches_get_the_stock_mask():
+    padding = torch.tensor([[True, True, True], [False, True, True]])
+    mask = blockcompact_mask(2, 2, 3, q_offset=1, attention_mask=padding)
+    assert mask[:, 0].int().tolist() == [[[1, 1, 0], [1, 1, 1]], [[0, 1, 0], [0, 1, 1]]]
+    assert blockcompact_mask(2, 2, 3, q_offset=1, attention_mask=padding[:1]) is None
 
 
 @pytest.mark.parametrize(
     "arguments", [{"dropout": 0.1}, {"attention_mask": torch.ones(1, 1, 1, 4)}]
 )
 def test_dropout_and_foreign_masks_are_refused(arguments):
+    """With a session's blocks, whose layers may hold fewer keys than a mask has columns."""
     query, key, value = _random_qkv(1, 4)
     mask = arguments.pop("attention_mask", None)
+    blocks = {BLOCKS_KEYWORD: object()}
     with pytest.raises(ValueError, match="inference"):
-        blockcompact_attention(_Module(), query, key, value, mask, **arguments)
+        blockcompact_attention(_Module(), query, key, value, mask, **arguments, **blocks)

@@ -4,17 +4,19 @@ Full-attention layers attend over the blocks of their cache: the whole KV when v
 resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one rule
 gives the causal mask for any block table. A `BlockAttention` reads the blocks in place; without it
 (or with a gathering cache) the keys and values that the cache layer handed out are attended to.
-Sliding-window layers go to the stock function.
+Keys of an `AttendCache` name their layer, which attends itself. Sliding-window layers go to the
+stock function, and so does what a stock cache handed out: models keep working under this name.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -27,8 +29,16 @@ _CHANGES_ATTENTION = ("s_aux", "softcap", "position_bias", "sinks", "head_mask")
 ATTENTION_NAME = "blockcompact"
 """The `attn_implementation` under which the functions of this module are registered."""
 
+STOCK_ATTENTION = "sdpa"
+"""The implementation that models must have, and get back."""
+
 BLOCKS_KEYWORD = "blockcompact_blocks"
 """Keyword of the model's forward that carries a `BlockAttention` to every attention layer."""
+
+KEY_OWNER = "blockcompact_layer"
+"""Attribute of a key tensor: the cache layer that handed it out and attends in its place."""
+
+_num_borrowers: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def blockcompact_attention(
@@ -50,7 +60,7 @@ def blockcompact_attention(
         key: [1, num_kv_heads, num_keys, head_dim] as the cache layer returned it; the last
             num_queries are the queries' own.
         value: as `key`.
-        attention_mask: the stock mask for sliding-window layers, None for full-attention layers.
+        attention_mask: the stock mask of sliding-window layers and of padded batches, else None.
         scaling: softmax scale; None means head_dim ** -0.5.
         dropout: must be 0 (inference only).
         **kwargs: `sliding_window` marks a sliding-window layer; `BLOCKS_KEYWORD` is where blocks
@@ -64,7 +74,9 @@ def blockcompact_attention(
         UnsupportedModelError: if the model asks for another kind of attention.
     """
     blocks: BlockAttention | None = kwargs.pop(BLOCKS_KEYWORD, None)
-    if kwargs.get("sliding_window") is not None:
+    owner = getattr(key, KEY_OWNER, None)
+    is_stock = blocks is None and owner is None and attention_mask is not None and not dropout
+    if is_stock or kwargs.get("sliding_window") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -74,25 +86,38 @@ def blockcompact_attention(
             f"{type(module).__name__} passes `{foreign[0]}` to attention, which the "
             f"`{ATTENTION_NAME}` attention does not compute; this architecture is not supported."
         )
-    if dropout or attention_mask is not None:
+    if dropout or (owner is None and attention_mask is not None):
         raise ValueError(
             f"`{ATTENTION_NAME}` attention got dropout={dropout} and "
             f"{'a' if attention_mask is not None else 'no'} mask for a full-attention layer; "
             "expected inference on one unpadded sequence. Call `model.eval()` and pass no mask."
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if owner is not None:
+        out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
+        return out, None
     layer: int = module.layer_idx  # type: ignore[assignment]
     if blocks is not None and blocks.has_more_than_handed_out(layer):
         return blocks.attend(layer, query, scale), None
     if blocks is not None:
         blocks.score(layer, query, scale)
-    return _attend(query, key, value, scale).transpose(1, 2).contiguous(), None
+    return causal_tail_attention(query, key, value, scale).transpose(1, 2).contiguous(), None
 
 
-def _attend(
+def causal_tail_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention whose queries are the last keys; the stock call where there is one."""
+    """Causal attention whose queries are the last keys; the stock call where there is one.
+
+    Args:
+        query: [1, num_query_heads, num_queries, head_dim].
+        key: [1, num_kv_heads, num_keys, head_dim].
+        value: as `key`.
+        scale: softmax scale.
+
+    Returns:
+        As `query`.
+    """
     num_queries, num_keys = query.shape[2], key.shape[2]
     has_groups = query.shape[1] != key.shape[1]
     if num_queries in (1, num_keys):
@@ -130,21 +155,14 @@ def blockcompact_mask(
     local_size: int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Builds the stock mask for sliding-window layers and none for full-attention layers.
+    """Builds the stock mask for sliding-window layers and padded batches, else none.
 
     A full layer may hold fewer keys than its logical length, so a mask sized by the cache would be
     wrong for it; `blockcompact_attention` masks by the rule "the last keys are the queries' own".
-
-    Raises:
-        ValueError: for more than one sequence, or a padded one.
+    In a padded batch the mask tells the cache what is padding.
     """
-    if batch_size != 1 or (attention_mask is not None and not bool(attention_mask.all())):
-        raise ValueError(
-            f"`{ATTENTION_NAME}` attention got a batch of {batch_size}"
-            f"{' with padding' if attention_mask is not None else ''}; expected one unpadded "
-            "sequence. Run the sequences one by one."
-        )
-    if local_size is None:
+    is_padded = attention_mask is not None and not bool(attention_mask.all())
+    if local_size is None and not is_padded:
         return None
     return sdpa_mask(
         batch_size,
@@ -162,3 +180,35 @@ def register() -> str:
     AttentionInterface.register(ATTENTION_NAME, blockcompact_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, blockcompact_mask)
     return ATTENTION_NAME
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Refuses a model whose attention cannot be borrowed.
+
+    Raises:
+        UnsupportedModelError: if the model's own attention is not scaled dot-product attention.
+    """
+    name = model.config._attn_implementation  # no public getter exists
+    if name != STOCK_ATTENTION and not _num_borrowers.get(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} uses the attention implementation {name!r}; expected 'sdpa'. "
+            "Load it with attn_implementation='sdpa'; a model that refuses it is not supported."
+        )
+
+
+def borrow_attention(model: PreTrainedModel) -> None:
+    """Gives a model this attention until as many `return_attention` as `borrow_attention`.
+
+    Raises:
+        UnsupportedModelError: if the model's own attention is not scaled dot-product attention.
+    """
+    check_attention(model)
+    model.set_attn_implementation(register())
+    _num_borrowers[model] = _num_borrowers.get(model, 0) + 1
+
+
+def return_attention(model: PreTrainedModel) -> None:
+    """Gives the model its own attention back once nobody borrows it any more."""
+    _num_borrowers[model] -= 1
+    if not _num_borrowers[model]:
+        model.set_attn_implementation(STOCK_ATTENTION)

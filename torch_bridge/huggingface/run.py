@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
 from torch_bridge.budget import OptionError, check_budget
+from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
 from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
@@ -151,7 +152,7 @@ def _run_session(
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     full = None
     if prefix is not None:
-        model.set_attn_implementation(session.stock_attention)
+        model.set_attn_implementation(STOCK_ATTENTION)
         full = _decode_full(options, watcher, model, prefix, compacted.tokens)
     return make_report(
         options=options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from jaxtyping import Float32
+from transformers import LogitsProcessorList
 
 
 class Sampler:
@@ -39,3 +40,21 @@ class Sampler:
         if self.is_greedy:
             return int(logits.argmax())
         return self.draw(self.probabilities(logits))
+
+
+class ProcessedSampler(Sampler):
+    """Draws from logits as transformers' own processors leave them.
+
+    Only processors that look at one token's logits, and not at the tokens before, fit.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, *, seed: int) -> None:
+        super().__init__(temperature=1, seed=seed)
+        self._processors = processors
+
+    def probabilities(self, logits: torch.Tensor) -> Float32[np.ndarray, "*tokens vocabulary"]:
+        """Softmax of the processed logits [..., vocabulary], in float32."""
+        rows = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        no_tokens = torch.empty(rows.shape[0], 0, dtype=torch.long)
+        processed = self._processors(no_tokens, rows)  # type: ignore[arg-type]
+        return processed.softmax(-1).reshape(logits.shape).numpy()

@@ -13,9 +13,8 @@ from blockcompact_jax.kernels import Layout
 from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
 from torch_bridge.budget import Budget, effective_budget_blocks
 from torch_bridge.dlpack import to_jax
-from torch_bridge.huggingface.attention import register
+from torch_bridge.huggingface.attention import borrow_attention, check_attention, return_attention
 from torch_bridge.huggingface.cache import CompactedCache, Phase
-from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.huggingface.policies import ScoreSource
 from torch_bridge.huggingface.sizes import store_sizes
@@ -83,7 +82,7 @@ class CompactionSession:
     seconds: PartSeconds = field(default_factory=PartSeconds)
 
     def __post_init__(self) -> None:
-        self.stock_attention = stock_attention(self.model)
+        check_attention(self.model)
         limits = self.limits
         self.sizes = store_sizes(
             self.model,
@@ -104,7 +103,7 @@ class CompactionSession:
         self.runtime.attach(Pools(packed=self.full.packed_pool, resident=self.resident.pool))
         self._forward = BlockForward(self.model, self.cache)
         self.verifier = self._new_verifier()
-        self.model.set_attn_implementation(register())
+        borrow_attention(self.model)
 
     def _new_runtime(self) -> CompactionRuntime:
         limits, max_blocks = self.limits, self.sizes.max_blocks
@@ -211,7 +210,7 @@ class CompactionSession:
 
     def close(self) -> None:
         """Gives the model its own attention back and unregisters every store, for good."""
-        self.model.set_attn_implementation(self.stock_attention)
+        return_attention(self.model)
         self.full.close()
         self.resident.pool.close()
 
@@ -220,14 +219,3 @@ class CompactionSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def stock_attention(model: PreTrainedModel) -> str:
-    """The model's own attention implementation, which must be scaled dot-product attention."""
-    name = model.config._attn_implementation  # no public getter exists
-    if name != "sdpa":
-        raise UnsupportedModelError(
-            f"{type(model).__name__} uses the attention implementation {name!r}; expected 'sdpa'. "
-            "Load it with attn_implementation='sdpa'; a model that refuses it is not supported."
-        )
-    return name

@@ -60,9 +60,9 @@ def decode_speculative(
     num_tokens: int,
     sampler: Sampler,
     eos_token_ids: frozenset[int],
-    on_tokens: Callable[[list[int]], None],
+    on_tokens: Callable[[list[int]], bool | None],
 ) -> SpeculativeDecode:
-    """Decodes until `num_tokens` tokens or the end of the text.
+    """Decodes until `num_tokens` tokens, the end of the text, or when `on_tokens` says so.
 
     Every round drafts, verifies, and gains the accepted tokens and one more. Every
     `reselect_every_rounds` rounds the verification is scored and blocks are selected anew.
@@ -74,17 +74,18 @@ def decode_speculative(
         num_tokens: new tokens to decode, `first_token` included.
         sampler: chooses tokens; all random draws come from it.
         eos_token_ids: tokens that end the text.
-        on_tokens: called with the tokens gained, `first_token` included, as they come.
+        on_tokens: called with the tokens gained, `first_token` included, as they come; True ends
+            the decoding.
 
     Returns:
         Tokens and counts.
     """
     limits = session.limits
     tokens = [first_token]
-    on_tokens(tokens)
+    is_ended = on_tokens(tokens)
     lookup = NgramLookup([*context, first_token])
     num_rounds = num_drafted = num_accepted = num_gained = num_draft_forwards = 0
-    while len(tokens) < num_tokens and tokens[-1] not in eos_token_ids:
+    while not is_ended and len(tokens) < num_tokens and tokens[-1] not in eos_token_ids:
         num_rounds += 1
         is_scored = num_rounds % limits.reselect_every_rounds == 0
         draft = _draft(session, lookup, tokens[-1], sampler)
@@ -101,7 +102,7 @@ def decode_speculative(
         num_drafted += num_wanted
         num_accepted += min(num_kept, num_wanted)
         num_gained += num_kept + 1
-        on_tokens(gained)
+        is_ended = on_tokens(gained)
         if is_scored:
             session.reselect()
     return SpeculativeDecode(

@@ -1,0 +1,247 @@
+"""How well compacted attention predicts, beside kvpress at equal kept tokens, in one run.
+
+    python benchmarks/quality.py --json PATH [--kvpress-python ENV/bin/python]
+
+Contexts are prefilled with full attention; then tokens that are known are fed one by one, and each
+prediction is compared with that of the whole cache: KL divergence, equal best token, and for
+needles whether the answer's own tokens are found. Texts are sources of the standard library;
+needles are numbers asked for at the end of a text. All samples are stored. Nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from quality_rivals import measures
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from torch_bridge.huggingface.attend_cache import AttendCache, AttendLayer
+from torch_bridge.models.load import LoadedModel, load_model
+from torch_bridge.prompts import build_prompt
+
+MODELS = ("smollm2-135m", "gemma3-270m")
+BUDGETS = (0.1, 0.25, 0.5)
+NEVER = 10**9
+OURS = {"blocks": 16, "blocks, selected once": NEVER}
+"""Our methods and the tokens between two selections; presses select once, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A context and the tokens that follow it."""
+
+    name: str
+    context: list[int]
+    tokens: list[int]
+
+
+class Prefill:
+    """A context prefilled with stock attention: queries, keys and values of every layer."""
+
+    def __init__(self, model: Any, context: list[int]) -> None:
+        self._model, self._seen = model, []
+        AttentionInterface.register("quality_prefill", self._attend)
+        AttentionMaskInterface.register("quality_prefill", sdpa_mask)
+        model.set_attn_implementation("quality_prefill")
+        output = model(torch.tensor([context]), logits_to_keep=1)
+        model.set_attn_implementation("sdpa")
+        self.first_logits = output.logits[0]
+
+    def _attend(
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any
+    ) -> Any:
+        self._seen.append((module, query, key, value, kwargs["scaling"]))
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+    def fill(self, cache: Any) -> Any:
+        """Brings an empty cache to where the prefill would have left it."""
+        for layer, (module, query, key, value, scale) in zip(cache.layers, self._seen, strict=True):
+            # Own keys: a cache leaves its mark on what it hands out.
+            mine, _ = layer.update(key.clone(), value)
+            if isinstance(layer, AttendLayer):
+                layer.attend(query, mine, value, module=module, mask=None, scale=scale)
+        return cache
+
+    def logits(self, cache: Any, tokens: list[int]) -> torch.Tensor:
+        """Predictions of each of `tokens` in turn, [positions, vocabulary]."""
+        rows = [self.first_logits]
+        for token in tokens[:-1]:
+            rows.append(self._model(torch.tensor([[token]]), past_key_values=cache).logits[0])
+        return torch.cat(rows)
+
+
+def text_jobs(tokenizer: Any, *, context_tokens: int, num_tokens: int, num_texts: int) -> list[Job]:
+    step = context_tokens + num_tokens
+    ids = build_prompt(tokenizer, context_tokens=num_texts * step).token_ids
+    return [
+        Job(
+            name=f"text {place}",
+            context=ids[place * step :][:context_tokens],
+            tokens=ids[place * step + context_tokens :][:num_tokens],
+        )
+        for place in range(num_texts)
+    ]
+
+
+def needle_jobs(tokenizer: Any, *, context_tokens: int, num_needles: int) -> list[Job]:
+    """Numbers hidden at several depths of a text and asked for at its end."""
+    filler = build_prompt(tokenizer, context_tokens=context_tokens).token_ids
+    jobs = []
+    for place in range(num_needles):
+        number = 7_304_918 + 1_234_567 * place
+        needle = f"\n\n# The secret number of the library is {number}.\n\n"
+        question = "\n\n# Question: what is the secret number of the library?\n# Answer: it is "
+        hidden, asked, answer = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (needle, question, f"{number}.")
+        )
+        num_filler = context_tokens - len(hidden) - len(asked)
+        depth = math.floor(num_filler * (place + 0.5) / num_needles)
+        context = [*filler[:depth], *hidden, *filler[depth:num_filler], *asked]
+        jobs.append(Job(name=f"needle {place}", context=context, tokens=answer))
+    return jobs
+
+
+def our_results(model: Any, jobs: list[Job], block_tokens: int) -> list[dict[str, Any]]:
+    results = []
+    layout = "amx" if block_tokens % 32 == 0 else "vec"
+    for job in jobs:
+        prefill = Prefill(model, job.context)
+        full = prefill.logits(prefill.fill(DynamicCache(config=model.config)), job.tokens)
+        for budget in BUDGETS:
+            for name, every_tokens in OURS.items():
+                with AttendCache(
+                    model,
+                    budget=f"{budget:.0%}",
+                    reselect_every_tokens=every_tokens,
+                    block_tokens=block_tokens,
+                    layout=layout,
+                ) as cache:
+                    prefill.fill(cache)
+                    sample = measures(prefill.logits(cache, job.tokens), full, job.tokens)
+                    (sequence,) = cache.sequences
+                    num_scored = sequence.num_scored - 1
+                # A scored forward sees everything; its position says nothing of the selection.
+                for place in range(num_scored):
+                    for values in sample.values():
+                        values[(place + 1) * every_tokens] = None
+                num_steps = len(job.tokens) - 1
+                num_own = num_steps * (num_steps + 1) // 2
+                seen = sequence.num_keys - num_own - num_scored * len(job.context)
+                labels = {"job": job.name, "method": name, "budget": budget}
+                kept = round(seen / max(num_steps - num_scored, 1), 1)
+                results.append({**labels, "num_kept_tokens": kept, **sample})
+        print(f"ours: {job.name}", file=sys.stderr, flush=True)
+    return results
+
+
+def kvpress_results(
+    python: str, loaded: LoadedModel, jobs: list[Job], block_tokens: int
+) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder, "jobs.json"), Path(folder, "results.json")
+        document = {
+            "model_path": str(loaded.path),
+            "budgets": BUDGETS,
+            "block_tokens": block_tokens,
+            "jobs": [vars(job) for job in jobs],
+        }
+        given.write_text(json.dumps(document))
+        script = Path(__file__).with_name("quality_rivals.py")
+        subprocess.run([python, str(script), str(given), str(found)], check=True)
+        return json.loads(found.read_text())
+
+
+def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a method and budget: means over positions after the first, which is the prefill's."""
+    rows = []
+    for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in results):
+        mine = [r for r in results if (r["method"], r["budget"]) == (method, budget)]
+        texts = [r for r in mine if r["job"].startswith("text")]
+        needles = [r for r in mine if r["job"].startswith("needle")]
+        rows.append(
+            {
+                "method": method,
+                "budget": budget,
+                "num_kept_tokens": statistics.fmean(r["num_kept_tokens"] for r in texts or mine),
+                "kl": _mean(texts, "kl"),
+                "top1": _mean(texts, "is_top1_equal"),
+                "needle_recall": _mean(needles, "is_token_found"),
+            }
+        )
+    return sorted(rows, key=lambda row: (row["budget"], row["kl"] or 0.0))
+
+
+def _mean(results: list[dict[str, Any]], name: str) -> float | None:
+    values = [value for r in results for value in r[name][1:] if value is not None]
+    return statistics.fmean(values) if values else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="file to write results to")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names or paths")
+    parser.add_argument("--kvpress-python", help="interpreter of an environment with kvpress")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of each context")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens predicted after a text")
+    parser.add_argument("--texts", type=int, default=3)
+    parser.add_argument("--needles", type=int, default=2)
+    parser.add_argument("--block-tokens", type=int, default=32)
+    arguments = parser.parse_args()
+    python = arguments.kvpress_python
+    if python is None and importlib.util.find_spec("kvpress") is not None:
+        python = sys.executable
+    document: dict[str, Any] = {
+        "kvpress": python is not None or "not installed",
+        "torch": torch.__version__,
+        "arguments": {name: str(value) for name, value in vars(arguments).items()},
+        "models": {},
+    }
+    for name in arguments.models:
+        loaded = load_model(name, dtype=torch.float32)
+        jobs = [
+            *text_jobs(
+                loaded.tokenizer,
+                context_tokens=arguments.context,
+                num_tokens=arguments.tokens,
+                num_texts=arguments.texts,
+            ),
+            *needle_jobs(
+                loaded.tokenizer, context_tokens=arguments.context, num_needles=arguments.needles
+            ),
+        ]
+        with torch.inference_mode():
+            results = our_results(loaded.model, jobs, arguments.block_tokens)
+        if python is not None:
+            results += kvpress_results(python, loaded, jobs, arguments.block_tokens)
+        document["models"][name] = {"summary": summary(results), "samples": results}
+        arguments.json.write_text(json.dumps(document))
+        print(f"\n{name}, {arguments.context:,} tokens, blocks of {arguments.block_tokens}")
+        print(f"{'method':28}{'budget':>7}{'kept':>8}{'KL':>8}{'top-1':>7}{'needle':>8}")
+        for row in document["models"][name]["summary"]:
+            print(
+                f"{row['method']:28}{row['budget']:7.0%}{row['num_kept_tokens']:8.0f}"
+                + "".join(
+                    f"{'-' if row[key] is None else format(row[key], '.3f'):>8}"
+                    for key in ("kl", "top1", "needle_recall")
+                )
+            )
+    if python is None:
+        print("kvpress: not installed")
+
+
+if __name__ == "__main__":
+    main()

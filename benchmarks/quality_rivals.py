@@ -1,0 +1,141 @@
+"""Cache compression of kvpress on jobs that `quality.py` made; runs in kvpress's own environment.
+
+    python benchmarks/quality_rivals.py JOBS RESULTS
+
+kvpress needs an older transformers than this project, so nothing of the project is imported here.
+Each context is prefilled once; the presses then compress what that prefill left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
+
+
+def measures(logits: torch.Tensor, full: torch.Tensor, tokens: list[int]) -> dict[str, list[Any]]:
+    """Compares predictions position by position.
+
+    Args:
+        logits: [positions, vocabulary] of the compressed cache.
+        full: as `logits`, of the whole cache.
+        tokens: the tokens that really come.
+    """
+    reference = full.float().log_softmax(-1)
+    kl = (reference.exp() * (reference - logits.float().log_softmax(-1))).sum(-1)
+    best = logits.argmax(-1)
+    return {
+        "kl": [round(value, 6) for value in kl.tolist()],
+        "is_top1_equal": (best == full.argmax(-1)).tolist(),
+        "is_token_found": (best == torch.tensor(tokens)).tolist(),
+    }
+
+
+def presses(block_tokens: int) -> dict[str, Callable[[float], Any]]:
+    """The presses compared with, by name; each takes the share of tokens to remove."""
+    from kvpress import (
+        ChunkKVPress,
+        ExpectedAttentionPress,
+        SnapKVPress,
+        StreamingLLMPress,
+        TOVAPress,
+    )
+
+    def snap(ratio: float) -> Any:
+        return SnapKVPress(compression_ratio=ratio, window_size=32)
+
+    return {
+        "SnapKV": snap,
+        "TOVA": lambda ratio: TOVAPress(compression_ratio=ratio),
+        "ExpectedAttention": lambda ratio: ExpectedAttentionPress(compression_ratio=ratio),
+        "StreamingLLM": lambda ratio: StreamingLLMPress(compression_ratio=ratio),
+        "ChunkKV(SnapKV)": lambda ratio: ChunkKVPress(press=snap(ratio), chunk_length=block_tokens),
+        "ChunkKV(ExpectedAttention)": lambda ratio: ChunkKVPress(
+            press=ExpectedAttentionPress(compression_ratio=ratio), chunk_length=block_tokens
+        ),
+    }
+
+
+class Prefill:
+    """A prefilled context: its cache, and what each full-attention layer saw."""
+
+    def __init__(self, model: Any, context: list[int]) -> None:
+        self.model, self.num_tokens = model, len(context)
+        self.cache = DynamicCache(config=model.config)
+        self.seen: dict[int, tuple[Any, dict[str, Any]]] = {}
+        hooks = [
+            layer.self_attn.register_forward_hook(self._see, with_kwargs=True)
+            for layer in model.model.layers
+            if getattr(layer.self_attn, "sliding_window", None) is None
+        ]
+        for layer in model.model.layers:  # some presses rotate queries themselves
+            layer.self_attn.rotary_emb = model.model.rotary_emb
+        output = model(torch.tensor([context]), past_key_values=self.cache, logits_to_keep=1)
+        self.first_logits = output.logits[0]
+        for hook in hooks:
+            hook.remove()
+
+    def _see(self, module: Any, _: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self.seen[module.layer_idx] = (module, kwargs)
+
+    def compressed(self, press: Any | None) -> tuple[DynamicCache, int]:
+        """A cache to decode from, and the tokens it keeps in a full-attention layer."""
+        cache: Any = DynamicCache(config=self.model.config)
+        num_kept = self.num_tokens
+        if press is not None:
+            press.post_init_from_model(self.model)
+        for index, (ours, stock) in enumerate(zip(cache.layers, self.cache.layers, strict=True)):
+            keys, values = stock.keys.clone(), stock.values.clone()
+            if press is not None and index in self.seen:
+                module, kwargs = self.seen[index]
+                hidden = kwargs["hidden_states"]
+                keys, values = press.compress(module, hidden, keys, values, None, kwargs)
+                num_kept = keys.shape[2]
+            ours.update(keys, values)
+            if index not in self.seen:
+                ours.cumulative_length = stock.cumulative_length
+        return cache, num_kept
+
+    def logits(self, cache: DynamicCache, tokens: list[int]) -> torch.Tensor:
+        """Predictions of each of `tokens` in turn, [positions, vocabulary]."""
+        rows = [self.first_logits]
+        for place, token in enumerate(tokens[:-1]):
+            position = torch.tensor([self.num_tokens + place])
+            output = self.model(
+                torch.tensor([[token]]),
+                past_key_values=cache,
+                position_ids=position[None],
+                cache_position=position,
+            )
+            rows.append(output.logits[0])
+        return torch.cat(rows)
+
+
+def main() -> None:
+    jobs_path, results_path = map(Path, sys.argv[1:])
+    jobs = json.loads(jobs_path.read_text())
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(jobs["model_path"], dtype=torch.float32).eval()
+    results = []
+    with torch.inference_mode():
+        for job in jobs["jobs"]:
+            prefill, tokens = Prefill(model, job["context"]), job["tokens"]
+            full = prefill.logits(prefill.compressed(None)[0], tokens)
+            for budget in jobs["budgets"]:
+                for name, make in presses(jobs["block_tokens"]).items():
+                    cache, num_kept = prefill.compressed(make(1 - budget))
+                    sample = measures(prefill.logits(cache, tokens), full, tokens)
+                    labels = {"job": job["name"], "method": name, "budget": budget}
+                    results.append({**labels, "num_kept_tokens": num_kept, **sample})
+            print(f"kvpress: {job['name']}", file=sys.stderr, flush=True)
+    results_path.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

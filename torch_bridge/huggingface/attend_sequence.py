@@ -1,0 +1,153 @@
+"""One sequence of an attend cache: its full KV, packed, and which of its blocks decoding reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torch_bridge.attend import attend_blocks
+from torch_bridge.dlpack import aligned_zeros
+from torch_bridge.full import FullKV, SkippedBlocks
+from torch_bridge.huggingface.attention import causal_tail_attention
+from torch_bridge.huggingface.sizes import StoreSizes
+from torch_bridge.vllm.requests import DecodingRequest
+from torch_bridge.vllm.selector import Selector
+
+NUM_SCORED_QUERIES = 16
+"""Newest queries of a forward over many tokens that score the blocks."""
+
+
+class AttendSequence:
+    """Attends over all blocks or over the selected ones, forward by forward.
+
+    A forward is `begin`, then `attend` or (for the first one) `append` and `score` for every row,
+    then `finish`. The partial block and everything since the last selection is always attended to.
+
+    Attributes:
+        full: the sequence's KV.
+        num_tokens: tokens, those of the present forward included; padding is not among them.
+        num_keys: keys that decoding attended to so far, in one layer.
+        num_full_keys: keys that full attention would have attended to.
+        num_scored: times the blocks were scored.
+    """
+
+    def __init__(
+        self,
+        sizes: StoreSizes,
+        selector: Selector,
+        *,
+        reselect_every_tokens: int,
+        is_gathering: bool,
+    ) -> None:
+        """Allocates the stores.
+
+        Args:
+            sizes: of the stores.
+            selector: chooses blocks from their attention mass.
+            reselect_every_tokens: decoded tokens between two selections.
+            is_gathering: whether decoding unpacks blocks for stock attention.
+        """
+        block_tokens = sizes.geometry.block_tokens
+        self.full = FullKV(
+            sizes.shape,
+            max_blocks=sizes.max_blocks,
+            max_unpacked_tokens=block_tokens,
+            num_kept_blocks=0,
+            layout=sizes.layout,
+        )
+        self._selector = selector
+        self._every_tokens = reselect_every_tokens
+        self._is_gathering = is_gathering
+        self._mass = aligned_zeros(
+            sizes.geometry.num_rows,
+            sizes.geometry.layer_geometry(sizes.geometry.full_layers[0]).num_query_heads,
+            NUM_SCORED_QUERIES,
+            sizes.max_blocks,
+            dtype=torch.float32,
+        )
+        self._request = DecodingRequest(physical_blocks=np.empty(0, np.int32), num_tokens=0)
+        self._num_scored_queries = 0
+        self.num_keys = self.num_full_keys = self.num_scored = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, those of the present forward included."""
+        return self._request.num_tokens
+
+    def begin(self, num_new_tokens: int) -> None:
+        """Starts a forward.
+
+        Args:
+            num_new_tokens: its tokens; more than one are always computed with full attention.
+        """
+        request = self._request
+        is_decoding = num_new_tokens == 1 and request.num_tokens > 0
+        request.num_tokens += num_new_tokens
+        if self._selector.needs_all(request.num_tokens):
+            request.selected, is_scored = None, False
+        else:
+            age = request.num_tokens - request.num_selected_at_tokens
+            is_due = request.selected is None or age >= self._every_tokens
+            is_scored = not is_decoding or is_due
+        self._num_scored_queries = min(num_new_tokens, NUM_SCORED_QUERIES) if is_scored else 0
+        if is_decoding:
+            self.num_full_keys += request.num_tokens
+            self.num_keys += request.num_tokens
+            if request.selected is not None and not is_scored:
+                num_skipped = request.num_candidate_blocks - request.selected.shape[1]
+                self.num_keys -= num_skipped * self.full.shape.block_tokens
+
+    def append(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Writes the forward's keys and values [num_kv_heads, num_new, head_dim] of a row."""
+        self.full.append(row, self.num_tokens - key.shape[1], key, value)
+
+    def attend(self, row: int, query: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        """Attends, after `append`, and scores where this forward is scored.
+
+        Args:
+            row: full-attention layer row.
+            query: [num_query_heads, num_new, head_dim], contiguous last axis.
+            out: as `query`, written.
+            scale: softmax scale.
+        """
+        num_queries = query.shape[1]
+        if num_queries > 1 or self._is_gathering:
+            key, value = self.full.read(row, self.num_tokens, self._skipped(row))
+            out.copy_(causal_tail_attention(query[None], key[None], value[None], scale)[0])
+            self.score(row, query, scale)
+            return
+        segments = self.full.segments(row, self.num_tokens, self._skipped(row))
+        mass = self._mass[row, :, -1:] if self._num_scored_queries else None
+        attend_blocks(query, segments, out=out, scale=scale, mass=mass)
+
+    def score(self, row: int, query: torch.Tensor, scale: float) -> None:
+        """Scores a row whose output comes from elsewhere, where this forward is scored."""
+        if not self._num_scored_queries:
+            return
+        newest = query[:, -self._num_scored_queries :]
+        attend_blocks(
+            newest,
+            self.full.segments(row, self.num_tokens),
+            out=torch.empty_like(newest),
+            scale=scale,
+            mass=self._mass[row, :, -self._num_scored_queries :],
+        )
+
+    def finish(self) -> None:
+        """Ends a forward: its scores, if any, become the selection."""
+        if not self._num_scored_queries:
+            return
+        mass = self._mass[:, :, -self._num_scored_queries :].mean(2)
+        self._selector.select(self._request, mass.numpy())
+        self.num_scored += 1
+
+    def close(self) -> None:
+        """Unregisters the stores."""
+        self.full.close()
+
+    def _skipped(self, row: int) -> SkippedBlocks | None:
+        """What a row leaves out in this forward; a scored forward leaves out nothing."""
+        selected = self._request.selected
+        if selected is None or self._num_scored_queries:
+            return None
+        return SkippedBlocks(selected[row], self._request.num_candidate_blocks)
