@@ -9,8 +9,7 @@ very end, so a fault anywhere before leaves the old tables, bytes and reference 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,12 +25,7 @@ from blockcompact_jax.ids import (
     as_logical_blocks,
     as_physical_blocks,
 )
-from blockcompact_jax.kernels import (
-    NativeOperations,
-    RegisteredPool,
-    host_pool_upload,
-    raise_for_status,
-)
+from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.ownership import (
     Ownership,
@@ -49,11 +43,8 @@ from blockcompact_jax.step import (
     commit_step,
     plan_step,
 )
+from blockcompact_jax.transfer import ROW_COLUMNS, Mover, Pools, Transaction, move_rows, used_rows
 from blockcompact_jax.typed_jit import typed_jit
-from blockcompact_jax.upload import UploadPlan
-
-_ROW_COLUMNS = ("layer_row", "source_block", "physical_block", "valid_tokens")
-"""What the transfer reads of each row of an upload plan."""
 
 # Tables are per layer, so a retention moves no bytes and takes no time doing so. Metadata goes to
 # nobody, so its time stays unmeasured.
@@ -93,25 +84,6 @@ class Tables:
     tail_physical_blocks: Int32[np.ndarray, "row tail"]
     tail_start_token_position: int
     unfilled_token_position: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pools:
-    """The stores of one request that a selection moves bytes between.
-
-    Attributes:
-        packed: packed CPU pool; source block b holds logical block b.
-        resident: plain resident pool.
-    """
-
-    packed: RegisteredPool
-    resident: RegisteredPool
-
-
-Transaction = Callable[[UploadPlan, int], AbstractContextManager[None]]
-"""What surrounds a transfer: entered with the plan and the number of confirmed tokens before the
-first byte moves; left once bytes and new tables are there. An exception in it leaves the old state.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +133,7 @@ class CompactionRuntime:
         self.num_selections = 0
         self._pools: Pools | None = None
         self._transaction: Transaction | None = None
+        self._mover: Mover | None = None
         # Scores arrive committed to a device, and so do the states that follow from them. Starting
         # committed spares a second compilation.
         residency, ownership = jax.device_put(
@@ -194,12 +167,15 @@ class CompactionRuntime:
         """Whole confirmed blocks before the always-resident tail."""
         return self._state.num_candidate_blocks
 
-    def attach(self, pools: Pools, transaction: Transaction | None = None) -> None:
+    def attach(
+        self, pools: Pools, transaction: Transaction | None = None, mover: Mover | None = None
+    ) -> None:
         """Names the stores that `reselect` moves bytes between.
 
         Args:
             pools: the stores.
             transaction: what surrounds each transfer; nothing if None.
+            mover: what moves the bytes; this thread, from pool to pool, if None.
 
         Raises:
             ValueError: if the resident pool is smaller than `num_physical_blocks`.
@@ -211,6 +187,7 @@ class CompactionRuntime:
             )
         self._pools = pools
         self._transaction = transaction
+        self._mover = mover
 
     def warm_up(self, scores: Float32[Array, "row *heads max_blocks"]) -> None:
         """Compiles the planning calls, so that no selection pays for it. Changes nothing.
@@ -317,18 +294,11 @@ class CompactionRuntime:
 
     def _upload(self, plan: StepPlan) -> None:
         """Moves the bytes of a plan from the packed pool into the resident pool."""
-        pools = self._attached()
-        upload = plan.upload
-        is_used = np.asarray(upload.physical_block) != HOLE
-        columns = {name: np.asarray(getattr(upload, name))[is_used] for name in _ROW_COLUMNS}
-        moved = host_pool_upload(
-            pools.packed.current_ord(),
-            pools.resident.current_ord(),
-            *columns.values(),
-            packed_pool=pools.packed,
-            plain_pool=pools.resident,
-        )
-        raise_for_status(moved.status, call="pool_upload", **columns)
+        columns = used_rows(plan.upload)
+        if self._mover is None:
+            move_rows(self._attached(), columns)
+        else:
+            self._mover(columns)
 
     def _take_tail_blocks(
         self, ownership: Ownership, num_blocks: int
@@ -376,7 +346,7 @@ class CompactionRuntime:
                 h2d_bytes=upload_bytes,
                 unpack_bytes=upload_bytes,
                 scatter_bytes=upload_bytes,
-                metadata_elements=int(plan.upload.num_rows) * len(_ROW_COLUMNS),
+                metadata_elements=int(plan.upload.num_rows) * len(ROW_COLUMNS),
                 physical_blocks_released=int(commit.retirement.physical_blocks_released),
             )
         )

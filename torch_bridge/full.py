@@ -21,6 +21,9 @@ from torch_bridge.memory import KVMemory, PrivateMemory
 from torch_bridge.pools import KVShape
 from torch_bridge.ring import TokenRing
 
+PACKED_REGION = "packed"
+"""Name of the packed pool's memory."""
+
 
 class SkippedBlocks(NamedTuple):
     """All but the selected ones of a row's first `num_candidate_blocks` logical blocks.
@@ -82,7 +85,7 @@ class FullKV:
         rows, heads, dim = shape.num_rows, shape.num_kv_heads, shape.head_dim
         num_ring_tokens = self._num_ring_blocks * shape.block_tokens
         self.packed = memory.tensor(
-            "packed", rows, max_blocks, heads, 2 * shape.block_tokens, dim, dtype=shape.dtype
+            PACKED_REGION, rows, max_blocks, heads, 2 * shape.block_tokens, dim, dtype=shape.dtype
         )
         self.newest = memory.tensor(
             "newest", rows, 2, heads, num_ring_tokens, dim, dtype=shape.dtype

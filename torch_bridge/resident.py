@@ -12,8 +12,11 @@ import torch
 from jaxtyping import Int32
 
 from blockcompact_jax.kernels import AttendSegment
-from torch_bridge.dlpack import aligned_zeros
+from torch_bridge.memory import KVMemory, PrivateMemory
 from torch_bridge.pools import KVShape
+
+RESIDENT_REGION = "resident"
+"""Name of the pool's memory."""
 
 
 class ResidentKV:
@@ -21,21 +24,33 @@ class ResidentKV:
 
     Attributes:
         tensor: [num_rows, 2, num_kv_heads, num_physical_blocks * block_tokens, head_dim]: heads lie
-            outside of blocks, so that gathering a table's blocks gives attention-ready keys.
+            outside of blocks, so that gathering a table's blocks gives attention-ready keys. In
+            memory they come first of all, so that the heads of a rank are one piece.
         pool: its registration.
     """
 
-    def __init__(self, shape: KVShape, num_physical_blocks: int) -> None:
+    def __init__(
+        self, shape: KVShape, num_physical_blocks: int, memory: KVMemory | None = None
+    ) -> None:
+        """Allocates and registers the pool.
+
+        Args:
+            shape: sizes.
+            num_physical_blocks: blocks a row.
+            memory: where the pool lies; memory of this process if not given.
+        """
         self.shape = shape
         self.num_physical_blocks = num_physical_blocks
-        self.tensor = aligned_zeros(
+        by_head = (memory or PrivateMemory()).tensor(
+            RESIDENT_REGION,
+            shape.num_kv_heads,
             shape.num_rows,
             2,
-            shape.num_kv_heads,
             num_physical_blocks * shape.block_tokens,
             shape.head_dim,
             dtype=shape.dtype,
         )
+        self.tensor = by_head.permute(1, 2, 0, 3, 4)
         self.pool = shape.register_plain(self.tensor, num_physical_blocks)
         self._blocks = self.tensor.view(
             shape.num_rows, 2, shape.num_kv_heads, num_physical_blocks, -1

@@ -24,6 +24,7 @@ from .run_options import (
     PolicyOption,
     PromptFileOption,
     PromptOption,
+    RanksOption,
     RemoteOption,
     ReselectEveryOption,
     SeedOption,
@@ -54,6 +55,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     compare_full: CompareFullOption = True,
     remote: RemoteOption = None,
     token_file: TokenFileOption = None,
+    ranks: RanksOption = 1,
     is_json: JsonOption = False,
 ) -> None:
     """Decode with a compacted KV cache, checked against the full one, and report the savings.
@@ -90,6 +92,8 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         )
     except OptionError as error:
         raise UserError(f"{error} (see `blockcompact run --help`)") from error
+    if ranks > 1 and remote is None:
+        raise UserError(f"`ranks` is {ranks} without `--remote`; name a server, or give 1 rank")
     read_prompt(prompt, prompt_file)  # A bad prompt is refused before anything is fetched.
     require_modules("blockcompact run", _NEEDED_TO_RUN, extra="models")
 
@@ -98,7 +102,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
 
     connection = _connect(remote, token_file)
     with make_observer(is_text_shown=not is_json) as observer:
-        report = run_decoding(options, observer=observer, remote=connection)
+        report = run_decoding(options, observer=observer, remote=connection, num_ranks=ranks)
     if is_json:
         typer.echo(to_json(report))
     else:

@@ -79,3 +79,11 @@ TokenFileOption = Annotated[
         show_default="the variable BLOCKCOMPACT_TOKEN",
     ),
 ]
+RanksOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Tensor-parallel ranks with --remote, each a process that uploads its share of the KV "
+        "heads.",
+    ),
+]

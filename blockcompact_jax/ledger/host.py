@@ -38,8 +38,7 @@ class CommitLedger:
         Args:
             shape: Capacities; they bound all that is kept, stored results included.
             process_epoch: Epoch of the producer at the handshake.
-            is_compiled: Apply events by the compiled call; worth its seconds of compilation for
-                calls that carry many slots.
+            is_compiled: Apply events by the compiled call; worth its seconds of compilation.
         """
         self.shape = shape
         self._state = empty_state(shape, process_epoch=process_epoch)
@@ -198,8 +197,15 @@ class CommitLedger:
 
     def reach(self, key: OperationKey, *, rank: int, condition: Condition) -> ResultCode:
         """Takes down what a rank has reached. Ranks never stand in for each other."""
-        row = self._of(EventKind.REACH, key, rank=rank, condition=condition)
-        return self._apply(row, is_message=True)[0]
+        return self.reach_all(key, ranks=[rank], conditions=[condition])[0]
+
+    def reach_all(
+        self, key: OperationKey, *, ranks: Sequence[int], conditions: Sequence[Condition]
+    ) -> list[ResultCode]:
+        """`reach` of several ranks and conditions, in this order; one refusal refuses all."""
+        named = [(rank, condition) for rank in ranks for condition in conditions]
+        rows = [self._of(EventKind.REACH, key, rank=r, condition=c) for r, c in named]
+        return [code for code, _ in self._apply_all(rows, is_message=True)]
 
     def commit(self, key: OperationKey, *, result: bytes | None = None) -> ResultCode:
         """Publishes an operation that every rank has completed, and stores its result.

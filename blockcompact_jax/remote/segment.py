@@ -145,20 +145,24 @@ class SharedSegment:
 
 
 class OpenedSegment:
-    """A segment of another process, to read. Mapped pages stay valid after that process ended."""
+    """A segment of another process. Mapped pages stay valid after that process ended."""
 
-    is_writable = False
-
-    def __init__(self, handle: SegmentHandle) -> None:
+    def __init__(self, handle: SegmentHandle, *, is_writable: bool = False) -> None:
         """Opens it.
+
+        Args:
+            handle: Where it is.
+            is_writable: Whether to map it to write as well, as a rank does its pool.
 
         Raises:
             SegmentError: It cannot be reached, or is not the file that was described.
         """
         self._handle = handle
+        self.is_writable = is_writable
         link = Path(f"/proc/{handle.pid}/fd/{handle.fd}")
         try:
-            self._fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+            access = os.O_RDWR if is_writable else os.O_RDONLY
+            self._fd = os.open(link, access | os.O_CLOEXEC)
             found = os.readlink(f"/proc/self/fd/{self._fd}")
         except OSError as error:
             raise SegmentError(
@@ -176,7 +180,7 @@ class OpenedSegment:
             )
 
     def region(self, name: str, size_bytes: int) -> memoryview:
-        """Maps a region to read.
+        """Maps a region.
 
         Raises:
             SegmentError: There is none of this name and size, or it lies outside of the segment.
@@ -190,7 +194,8 @@ class OpenedSegment:
             )
         if place.offset_bytes < 0 or place.offset_bytes + size_bytes > self._handle.size_bytes:
             raise SegmentError(f"The server's region `{name}` lies outside of its segment.")
-        mapped = mmap.mmap(self._fd, size_bytes, prot=mmap.PROT_READ, offset=place.offset_bytes)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if self.is_writable else 0)
+        mapped = mmap.mmap(self._fd, size_bytes, prot=access, offset=place.offset_bytes)
         return memoryview(mapped)
 
     def close(self) -> None:

@@ -16,8 +16,6 @@ from blockcompact_jax.upload import UploadPlan
 
 from . import wire
 
-_SHAPE = LedgerShape(max_requests=1, max_operations=4, max_slots=2, num_ranks=1)
-_RANK = 0
 _COLUMNS = (
     "layer",
     "group",
@@ -27,6 +25,10 @@ _COLUMNS = (
     "physical_block",
     "valid_tokens",
 )
+
+_ON_LANDING = (Condition.READERS_DONE, Condition.LANDED)
+"""What a rank's word says; nothing drafts during a transfer, so no reader runs."""
+_ON_TABLES = (Condition.TABLES_WRITTEN, Condition.COMPLETED)
 
 Send = Callable[[str, wire.AckWire | wire.AbortWire | wire.CompactionUploadWire], None]
 """Sends a message by name, and returns when it was answered."""
@@ -43,8 +45,14 @@ class LedgerTransfers:
         request_epoch: The request's present admission.
     """
 
-    def __init__(self, request_id: str, process_epoch: int, send: Send) -> None:
-        self.ledger = CommitLedger(_SHAPE, process_epoch=process_epoch)
+    def __init__(
+        self, request_id: str, process_epoch: int, send: Send, *, num_ranks: int = 1
+    ) -> None:
+        shape = LedgerShape(max_requests=1, max_operations=4, max_slots=2, num_ranks=num_ranks)
+        self.ledger = CommitLedger(shape, process_epoch=process_epoch)
+        self._ranks = range(num_ranks)
+        self._open: OperationKey | None = None
+        self._awaited: tuple[Condition, ...] = ()
         self.request_epoch = self.ledger.admit(request_id)
         self._request_id = request_id
         self._send = send
@@ -69,9 +77,28 @@ class LedgerTransfers:
         self._replaced = []
         self._next_operation_id = 0
 
+    @property
+    def open_key(self) -> OperationKey:
+        """The operation whose transfer runs now."""
+        if self._open is None:
+            raise RuntimeError("no transfer is open; it runs within `transaction`")
+        return self._open
+
+    def landed(self, rank: int, key: OperationKey) -> None:
+        """Takes down that a rank has done its part of a transfer; twice or late is harmless.
+
+        Args:
+            rank: Which rank.
+            key: What it says it has done.
+
+        Raises:
+            LedgerError: The key is of the future, or of no operation there was (COM-3).
+        """
+        self.ledger.reach_all(key, ranks=[rank], conditions=self._awaited)
+
     @contextmanager
     def transaction(self, upload: UploadPlan, num_tokens: int) -> Generator[None]:
-        """Surrounds one transfer; see `runtime.Transaction`.
+        """Surrounds one transfer; see `runtime.Transaction`. Within it every rank says `landed`.
 
         Raises:
             RemoteRefusedError: The server refused the upload.
@@ -95,21 +122,17 @@ class LedgerTransfers:
                 ledger.reserve(key, num_slots=num_slots)
             self._send("compaction_upload", _upload_wire(message))
             ledger.issue(key)
+            self._open, self._awaited = key, _ON_LANDING if num_slots else (Condition.COMPLETED,)
             yield
-            # The transfer is a call on this thread: when it returned, no reader of the old tables
-            # ran, the bytes were there, and the new tables were computed.
+            # The new tables were computed on this thread, for all ranks.
             if num_slots:
-                for condition in (
-                    Condition.READERS_DONE,
-                    Condition.LANDED,
-                    Condition.TABLES_WRITTEN,
-                ):
-                    ledger.reach(key, rank=_RANK, condition=condition)
-            ledger.reach(key, rank=_RANK, condition=Condition.COMPLETED)
+                ledger.reach_all(key, ranks=self._ranks, conditions=_ON_TABLES)
             ledger.commit(key)
         except BaseException as error:
             self._abort(key, reason=f"{type(error).__name__}: {error}"[:1000])
             raise
+        finally:
+            self._open = None
         self._unacknowledged = key
         self._replaced = earlier if num_slots else []
 
@@ -154,16 +177,15 @@ class LedgerTransfers:
         )
 
     def _abort(self, key: OperationKey, *, reason: str) -> None:
-        """Returns all that an operation holds. Its transfer ran on this thread, so it is quiet."""
+        """Returns all that an operation holds. Every rank has answered or is dead: quiet."""
         self.ledger.abort(key, reason=reason)
         self._quiesce()
         with suppress(CompactionError):  # A server that is gone holds nothing any more.
             self._send("abort", wire.AbortWire(key=_key_wire(key), reason=reason))
 
     def _quiesce(self) -> None:
-        retiring = self.ledger.retiring_slots(_RANK)
-        if retiring:
-            self.ledger.quiesce(retiring, rank=_RANK)
+        for rank in self._ranks:
+            self.ledger.quiesce(self.ledger.retiring_slots(rank), rank=rank)
 
 
 def _key_wire(key: OperationKey) -> wire.KeyWire:

@@ -1,4 +1,4 @@
-"""A tiny random model of either family, and a server process that serves it."""
+"""A tiny random model of each family, and a server process that serves it."""
 
 import json
 import os
@@ -26,7 +26,9 @@ def tiny_model(family):
         "vocab_size": 97,
         "max_position_embeddings": 2048,
     }
-    if family == "llama":
+    if family == "uneven":  # Three KV heads, for two ranks.
+        common |= {"num_attention_heads": 6, "num_key_value_heads": 3}
+    if family in {"llama", "uneven"}:
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)).eval()
     config = transformers.Gemma3TextConfig(
         **common,

@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, OptionError, parse_budget
+from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
@@ -30,7 +30,7 @@ from torch_bridge.huggingface.attention import (
 from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 from torch_bridge.huggingface.options import ATTENTIONS, LAYOUTS, AttentionName, LayoutName
 from torch_bridge.huggingface.padding import num_padding_tokens
-from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS, store_sizes
+from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.vllm.selector import Selector
 
 _FAILED = -1
@@ -353,12 +353,7 @@ def _close_sequences(sequences: list[AttendSequence]) -> None:
 
 def _checked_budget(budget: Budget | str) -> Budget:
     parsed = parse_budget(budget) if isinstance(budget, str) else budget
-    smallest = SINK_BLOCKS + RECENT_BLOCKS
-    if parsed.blocks is not None and parsed.blocks < smallest:
-        raise OptionError(
-            f"`budget` {parsed} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent block; "
-            f"give at least {smallest}b, or a fraction"
-        )
+    check_budget(parsed)
     return parsed
 
 

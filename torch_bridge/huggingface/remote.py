@@ -10,19 +10,22 @@ from typing import TypedDict, TypeVar
 import torch
 
 from blockcompact_jax.protocol import Capabilities
+from blockcompact_jax.ranks.group import RankLostError
 from blockcompact_jax.remote import wire
 from blockcompact_jax.remote.client import Heartbeat, RemoteClient
 from blockcompact_jax.remote.errors import ServerLostError
 from blockcompact_jax.remote.segment import OpenedSegment
 from blockcompact_jax.remote.transfers import LedgerTransfers
-from blockcompact_jax.runtime import Pools
+from blockcompact_jax.transfer import Pools, Rows, move_rows
 from torch_bridge.huggingface.identity import capabilities
+from torch_bridge.huggingface.ranks import ResidentRanks
 from torch_bridge.huggingface.session import CompactionSession
 from torch_bridge.huggingface.verifier import Verifier
 from torch_bridge.memory import SharedMemory
+from torch_bridge.resident import ResidentKV
 
 _MAX_RECOVERIES = 3
-"""Lost servers that one call survives."""
+"""Lost servers and ranks that one call survives."""
 
 Answer = TypeVar("Answer")
 
@@ -40,19 +43,30 @@ class RemoteSession(CompactionSession):
     When the server was restarted, it shakes hands again, has the confirmed tokens prefilled and
     makes a full plan; drafted tokens of the round are verified then.
 
+    With several ranks the uploads run in a process for each, see `huggingface.ranks`; a lost rank
+    is started anew, and a full plan follows.
+
     Attributes:
         client: connection to the server.
+        num_ranks: tensor-parallel ranks; one is this process itself.
         num_recoveries: how often a lost server was replaced.
     """
 
     client: RemoteClient = field(kw_only=True)
+    num_ranks: int = 1
     num_recoveries: int = 0
 
     def __post_init__(self) -> None:
+        self.ranks: ResidentRanks | None = None
         super().__post_init__()
         self._context: list[int] = []
         self._verified: list[int] = []
-        self._remote.connect()
+        try:
+            self._remote.connect()
+        except BaseException:
+            if self.ranks is not None:
+                self.ranks.close()
+            raise
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
         """Runs the whole context on the server and makes the first selection."""
@@ -81,18 +95,24 @@ class RemoteSession(CompactionSession):
 
     def reselect(self) -> None:
         """Selects and uploads from the server's memory, then acknowledges the commit."""
-        try:
-            super().reselect()
-            self._remote.transfers.acknowledge()
-        except ServerLostError:
-            if self.runtime.num_selections == 0:
-                raise  # Within a prefill.
-            self._recover()
+        for _ in range(_MAX_RECOVERIES):
+            try:
+                self._reselect_once()
+                return
+            except RankLostError:
+                self._replace_ranks()
+            except ServerLostError:
+                if self.runtime.num_selections == 0:
+                    raise  # Within a prefill.
+                self._reconnect()
+        self._reselect_once()
 
     def close(self) -> None:
         """Ends the request on the server, and the session."""
         self._remote.close()
         super().close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     @property
     def _remote(self) -> RemoteVerifier:
@@ -115,21 +135,43 @@ class RemoteSession(CompactionSession):
                     self._reset()
         return work()
 
+    def _reselect_once(self) -> None:
+        super().reselect()
+        self._remote.transfers.acknowledge()
+
     def _reset(self) -> None:
         """Shakes hands again; nothing is resident from now on."""
         self._remote.connect()
-        metrics = self.runtime.metrics
-        self.runtime = self._new_runtime()
-        self.runtime.metrics = metrics
+        self._forget_residency()
         self.num_recoveries += 1
 
-    def _recover(self) -> None:
-        """Has the confirmed tokens prefilled anew, and makes a full plan from their scores."""
+    def _reconnect(self) -> None:
+        """Has the confirmed tokens prefilled anew; a full plan from their scores is to follow."""
         self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
         self._reset()
         self.verifier.prefill(self._context)
-        super().reselect()
-        self._remote.transfers.acknowledge()
+
+    def _recover(self) -> None:
+        self._reconnect()
+        self.reselect()
+
+    def _replace_ranks(self) -> None:
+        """Starts lost ranks anew; their pools are empty, so a full plan is to follow."""
+        if self.ranks is not None:
+            self.ranks.group.replace_lost()
+        self._forget_residency()
+        self._remote.attach()
+
+    def _forget_residency(self) -> None:
+        metrics = self.runtime.metrics
+        self.runtime = self._new_runtime()
+        self.runtime.metrics = metrics
+
+    def _new_resident(self) -> ResidentKV:
+        if self.num_ranks == 1:
+            return super()._new_resident()
+        self.ranks = ResidentRanks(self.sizes.shape, self.num_ranks)
+        return self.ranks.start(self.runtime.num_physical_blocks)
 
 
 class RemoteVerifier:
@@ -164,7 +206,9 @@ class RemoteVerifier:
 
         process_epoch = self._client.shake_hands(ours)
         if self._transfers is None:
-            self._transfers = LedgerTransfers(self._request_id, process_epoch, self._send)
+            self._transfers = LedgerTransfers(
+                self._request_id, process_epoch, self._send, num_ranks=session.num_ranks
+            )
         else:
             self._transfers.restart(process_epoch)
 
@@ -192,14 +236,28 @@ class RemoteVerifier:
         session.full.close()
         session.full = session.cache.full = full
         session.blocks = blocks
-        session.runtime.attach(
-            Pools(packed=full.packed_pool, resident=session.resident.pool),
-            self.transfers.transaction,
-        )
+        if session.ranks is not None:
+            session.ranks.open_source(full, answer.segment)
+        self.attach()
         session.cache.adopt(self._windows, len(token_ids))
         self._stop_heartbeat()
         self._heartbeat = Heartbeat(self._client, wire.FinishWire(**self._names))
         return self._logits[0].clone()
+
+    def attach(self) -> None:
+        """Joins the session's runtime, the stores and whoever moves bytes between them."""
+        session = self._session
+        pools = Pools(packed=session.full.packed_pool, resident=session.resident.pool)
+        session.runtime.attach(pools, self.transfers.transaction, self._move)
+
+    def _move(self, rows: Rows) -> None:
+        """Moves a transfer's bytes; every rank says to the ledger that it has."""
+        session, transfers = self._session, self.transfers
+        if session.ranks is not None:
+            session.ranks.group.transfer(transfers.open_key, rows, transfers.landed)
+            return
+        move_rows(Pools(packed=session.full.packed_pool, resident=session.resident.pool), rows)
+        transfers.landed(0, transfers.open_key)
 
     def verify(self, token_ids: list[int], *, is_scored: bool) -> torch.Tensor:
         """Has tokens verified after the kept ones."""

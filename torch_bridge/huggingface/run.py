@@ -33,6 +33,7 @@ def run_decoding(
     *,
     observer: RunObserver | None = None,
     remote: RemoteClient | None = None,
+    num_ranks: int = 1,
 ) -> RunReport:
     """Runs the main job.
 
@@ -40,6 +41,7 @@ def run_decoding(
         options: what to run; checked already.
         observer: hears of stages, progress and text.
         remote: server that verifies; None to verify in this process. Closed at the end.
+        num_ranks: with a server, processes that upload, each its share of the KV heads.
 
     Returns:
         What was measured.
@@ -75,16 +77,18 @@ def run_decoding(
         "layout": Layout[options.layout.upper()],
         "attention": options.attention,
     }
-    with _new_session(sides, remote) as session:
+    with _new_session(sides, remote, num_ranks) as session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
 
 
-def _new_session(sides: dict[str, Any], remote: RemoteClient | None) -> CompactionSession:
+def _new_session(
+    sides: dict[str, Any], remote: RemoteClient | None, num_ranks: int
+) -> CompactionSession:
     if remote is None:
         return CompactionSession(**sides)
     from torch_bridge.huggingface.remote import RemoteSession
 
-    return RemoteSession(**sides, client=remote)
+    return RemoteSession(**sides, client=remote, num_ranks=num_ranks)
 
 
 def _num_draft_tokens(options: RunOptions) -> int:

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
-from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
+from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
+from blockcompact_jax.transfer import Pools
 from torch_bridge.budget import Budget, effective_budget_blocks
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import borrow_attention, check_attention, return_attention
@@ -94,7 +95,7 @@ class CompactionSession:
         )
         self.geometry = self.sizes.geometry
         self.runtime = self._new_runtime()
-        self.resident = ResidentKV(self.sizes.shape, self.runtime.num_physical_blocks)
+        self.resident = self._new_resident()
         self.full = self.sizes.full_kv(PrivateMemory())
         config = self.model.config.get_text_config(decoder=True)
         self.cache = CompactedCache(config, self.full, self.resident)
@@ -116,6 +117,9 @@ class CompactionSession:
                 * (limits.num_draft_tokens + 1),
             ),
         )
+
+    def _new_resident(self) -> ResidentKV:
+        return ResidentKV(self.sizes.shape, self.runtime.num_physical_blocks)
 
     def _new_verifier(self) -> Verifier:
         return LocalVerifier(self._forward, self.cache, self.full, self.blocks)

@@ -1,0 +1,116 @@
+"""A remote session whose uploads run in rank processes: the same tokens, whatever dies."""
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the [remote] extra: fastapi")
+pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.remote.errors import RemoteRefusedError
+from tests.remote.test_remote_session import (
+    any_violation,
+    client_of,
+    context,  # noqa: F401  # a fixture
+    decode,
+    local,
+    sides,
+)
+from tests.remote.tiny import serving, start, tiny_model
+from torch_bridge.huggingface.remote import RemoteSession
+
+pytestmark = pytest.mark.slow
+
+
+def children_of(pid):
+    """Process IDs whose parent is `pid`."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def session_of(model, server, *, num_ranks=2):
+    return RemoteSession(**sides(model), client=client_of(server), num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize(("family", "num_ranks"), [("llama", 2), ("uneven", 2), ("gemma", 2)])
+def test_COM_1_ranks_give_the_local_run(family, num_ranks, context):  # noqa: F811
+    """COM-1, CMP-1: equal tokens, rounds and acceptance; even and uneven shares, hybrid models."""
+    model = tiny_model(family)
+    expected = local(model, context)
+    with serving(family) as server:
+        with session_of(model, server, num_ranks=num_ranks) as session:
+            pids = session.ranks.group.pids
+            found = decode(session, context)
+            ledger = session.verifier.transfers.ledger
+            assert ledger.shape.num_ranks == num_ranks
+            assert not any_violation(ledger.state)
+            assert session.runtime.num_selections > 3
+            assert session.runtime.metrics.cpu_gather_bytes == 0
+            assert session.ranks.group.num_replaced == 0
+        assert found == expected
+        assert server.segments() == []
+        assert not set(pids.values()) & set(children_of(os.getpid()))
+
+
+def test_COM_8_a_killed_rank_is_replaced_and_all_is_moved_again(context):  # noqa: F811
+    """COM-8: kill -9 between rounds; what it held is gone, so a full plan follows; same tokens."""
+    model = tiny_model("uneven")
+    expected = local(model, context)
+    with serving("uneven") as server, session_of(model, server) as session:
+        heard = []
+
+        def kill_once(tokens):
+            heard.extend(tokens)
+            if len(heard) > 20 and not killed:
+                killed.append(session.ranks.group.pids[1])
+                os.kill(killed[0], signal.SIGKILL)
+
+        killed = []
+        found = decode(session, context, on_tokens=kill_once)
+        assert session.ranks.group.num_replaced == 1
+        assert session.num_recoveries == 0  # The server was never lost.
+        assert found.tokens == expected.tokens
+        ledger = session.verifier.transfers.ledger
+        assert not any_violation(ledger.state)
+        assert len(ledger.resident_slots(session.verifier._request_id)) == 1
+
+
+def test_COM_8_a_rank_and_the_server_die_in_one_round(context):  # noqa: F811
+    """COM-8, CAP-4: both are replaced; the same tokens."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+    try:
+        with session_of(model, servers[0]) as session:
+            heard = []
+
+            def kill_once(tokens):
+                heard.extend(tokens)
+                if len(servers) == 1 and len(heard) > 20:
+                    os.kill(session.ranks.group.pids[0], signal.SIGKILL)
+                    servers[0].kill()
+                    servers.append(start("llama", port=port))
+
+            found = decode(session, context, on_tokens=kill_once)
+            assert session.ranks.group.num_replaced == 1
+            assert session.num_recoveries == 1
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found.tokens == expected.tokens
+        assert servers[1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def test_more_ranks_than_heads_and_a_wrong_server_leave_no_process(context):  # noqa: F811
+    """CAP-2: nothing starts, and no rank is left."""
+    before = set(children_of(os.getpid()))
+    with serving("llama") as server:
+        with pytest.raises(CompactionError, match="`ranks` is 3 for 2 KV heads"):
+            session_of(tiny_model("llama"), server, num_ranks=3)
+        with pytest.raises(RemoteRefusedError, match="`model`"):
+            session_of(tiny_model("uneven"), server)
+    assert set(children_of(os.getpid())) <= before

@@ -1,0 +1,76 @@
+"""The rank processes of a session, and the shared memory of their resident pools.
+
+Every rank process moves its KV heads from the server's memory into its own part of the resident
+pool. Attention, which stock models run in one process, reads all parts there.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from blockcompact_jax.ranks import wire
+from blockcompact_jax.ranks.group import RankGroup
+from blockcompact_jax.ranks.shares import share_heads
+from blockcompact_jax.remote.segment import MemoryAllowance, SharedSegment
+from blockcompact_jax.remote.wire import SegmentWire
+from torch_bridge.full import PACKED_REGION, FullKV
+from torch_bridge.memory import SharedMemory
+from torch_bridge.pools import KVShape
+from torch_bridge.resident import RESIDENT_REGION, ResidentKV
+
+
+class ResidentRanks:
+    """Ranks that fill one session's resident pool.
+
+    Attributes:
+        group: the processes.
+    """
+
+    def __init__(self, shape: KVShape, num_ranks: int) -> None:
+        """Starts nothing yet.
+
+        Args:
+            shape: sizes of the stores.
+            num_ranks: how many ranks share its KV heads.
+
+        Raises:
+            CompactionError: if there are more ranks than KV heads.
+        """
+        self._shape = shape
+        self.group = RankGroup(share_heads(shape.num_kv_heads, num_ranks))
+        self._segment = SharedSegment(MemoryAllowance(sys.maxsize))
+
+    def start(self, num_physical_blocks: int) -> ResidentKV:
+        """Allocates the resident pool in shared memory and starts every rank with its part."""
+        resident = ResidentKV(self._shape, num_physical_blocks, SharedMemory(self._segment))
+        segment = SegmentWire.of(self._segment.seal())
+        try:
+            self.group.open_pool(self._pool(segment, RESIDENT_REGION, num_physical_blocks))
+        except BaseException:
+            resident.pool.close()
+            self.close()
+            raise
+        return resident
+
+    def open_source(self, full: FullKV, segment: SegmentWire) -> None:
+        """Has every rank read a full KV of another process from now on."""
+        pool = self._pool(segment, PACKED_REGION, full.packed.shape[1])
+        self.group.open_source(pool, full.layout)
+
+    def close(self) -> None:
+        """Ends every rank and lets go of the memory."""
+        self.group.close()
+        self._segment.close()
+
+    def _pool(self, segment: SegmentWire, region: str, num_blocks: int) -> wire.PoolWire:
+        shape = self._shape
+        return wire.PoolWire(
+            segment=segment,
+            region=region,
+            num_layers=shape.num_rows,
+            num_blocks=num_blocks,
+            num_kv_heads=shape.num_kv_heads,
+            block_tokens=shape.block_tokens,
+            head_dim=shape.head_dim,
+            element_bytes=shape.dtype.itemsize,
+        )
