@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .check import check
 from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
@@ -46,6 +47,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 app.command()(run)
 app.command()(serve)
 app.add_typer(models, name="models")
+app.command()(check)
 app.command()(info)
 app.command()(simulate)
 
