@@ -12,6 +12,7 @@ from .models import models
 from .run import run
 from .serve import serve
 from .simulate import simulate
+from .sweep import sweep
 
 app = typer.Typer(
     name="blockcompact",
@@ -47,6 +48,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 app.command()(run)
 app.command()(serve)
 app.add_typer(models, name="models")
+app.add_typer(sweep, name="sweep")
 app.command()(check)
 app.command()(info)
 app.command()(simulate)

@@ -33,6 +33,7 @@ def run_decoding(
     *,
     observer: RunObserver | None = None,
     remote: RemoteClient | None = None,
+    loaded: LoadedModel | None = None,
 ) -> RunReport:
     """Runs the main job.
 
@@ -40,6 +41,7 @@ def run_decoding(
         options: what to run; checked already.
         observer: hears of stages, progress and text.
         remote: server that verifies; None to verify in this process. Closed at the end.
+        loaded: the model of `options`, in their dtype; None to load it.
 
     Returns:
         What was measured.
@@ -51,7 +53,8 @@ def run_decoding(
         UnsupportedLayoutError: if the packed layout cannot hold the model's blocks.
     """
     watcher = observer or NullObserver()
-    loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=watcher)
+    if loaded is None:
+        loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=watcher)
     prompt = build_prompt(
         loaded.tokenizer,
         context_tokens=options.context_tokens,
