@@ -9,6 +9,7 @@ from .check import check
 from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
+from .monitor import monitor
 from .run import run
 from .serve import serve
 from .simulate import simulate
@@ -50,6 +51,7 @@ app.command()(serve)
 app.add_typer(models, name="models")
 app.add_typer(sweep, name="sweep")
 app.command()(check)
+app.command()(monitor)
 app.command()(info)
 app.command()(simulate)
 
