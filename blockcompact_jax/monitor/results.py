@@ -121,9 +121,8 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _sweep_row(row: dict[str, Any], name: str) -> dict[str, Any]:
-    configuration: dict[str, Any] = {
-        _OPTION_NAMES.get(key, key): value for key, value in row["configuration"].items()
-    }
+    options: dict[str, Any] = row["configuration"]
+    configuration = {_OPTION_NAMES.get(key, key): value for key, value in options.items()}
     measured: dict[str, Any] = {"file": name}
     if row["report"]:
         measured = _report_row(row["report"], name)

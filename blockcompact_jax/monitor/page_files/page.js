@@ -17,7 +17,7 @@
       if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
       else if (value !== null && value !== undefined) element.setAttribute(name, value);
     }
-    element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
     return element;
   }
   const h = (tag, attributes, ...children) =>
@@ -36,6 +36,9 @@
     return value.toLocaleString("en", { maximumSignificantDigits: 4 });
   }
   const label = (name) => name.replace(/^(metrics|cost|seconds|memory_bytes)\./, "").replaceAll("_", " ");
+  const prose = (text) => text.split(/(`[^`]+`|\*[^*\s][^*]*\*)/).map((part) =>
+    (part.startsWith("`") ? h("code", {}, part.slice(1, -1))
+      : /^\*.+\*$/.test(part) ? h("em", {}, part.slice(1, -1)) : part));
   const badge = (state) =>
     h("span", { class: `state ${state === "not run" ? "open" : state}` }, state);
 
@@ -84,10 +87,10 @@
   function contractCard(contract) {
     const { passed, failed } = contract.num_tests;
     const open = contract.num_tests["not run"];
-    const counted = `${contract.tests.length} tests: ${passed} passed, ${failed} failed, ${open} not run`;
+    const counted = `${contract.tests.length} ${contract.tests.length === 1 ? "test" : "tests"}: ${passed} passed, ${failed} failed, ${open} not run`;
     const card = h("details", { "data-number": contract.number },
       h("summary", {}, h("b", {}, contract.number), badge(contract.state),
-        h("span", { class: "text" }, contract.text), h("span", { class: "dim" }, counted)));
+        h("span", { class: "text" }, prose(contract.text)), h("span", { class: "dim" }, counted)));
     card.addEventListener("toggle", () => {
       if (card.children.length > 1) return;
       card.append(h("div", {},
@@ -259,8 +262,8 @@
       s("line", { class: "axis", x1: left, x2: width - 12, y1: py(mark * yHigh), y2: py(mark * yHigh) }),
       s("text", { x: left - 5, y: py(mark * yHigh) + 4, "text-anchor": "end" }, short(mark * yHigh)),
       s("text", { x: px(mark * xHigh), y: height - bottom + 15, "text-anchor": "middle" }, short(mark * xHigh))]);
-    const dots = drawn.map((point) => s("circle", { cx: px(point.x), cy: py(point.y), r: 4,
-      fill: color(point), "fill-opacity": 0.75, onclick: () => { selected = point.number; drawRun(); } },
+    const dots = drawn.map((point) => s("circle", { cx: px(point.x), cy: py(point.y), r: 5,
+      fill: color(point), "fill-opacity": 0.35, stroke: color(point), onclick: () => { selected = point.number; drawRun(); } },
       s("title", {}, `${nameOf(point.number)}\n${xLabel}: ${show(point.x)}\n${yLabel}: ${show(point.y)}`)));
     const legend = h("div", { class: "legend" }, keys.slice(0, 12).map((key, number) =>
       h("span", {}, h("i", { style: `background: var(--s${number % 6})` }), key)));
