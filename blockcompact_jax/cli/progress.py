@@ -14,6 +14,7 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
 _LINE_INTERVAL_SECONDS = 15.0
@@ -101,6 +102,7 @@ class LiveObserver:
             TextColumn("{task.description}", markup=False),
             *((BarColumn(), TaskProgressColumn()) if total else ()),
             TimeElapsedColumn(),
+            *((TextColumn("left"), TimeRemainingColumn()) if total else ()),
             console=self._console,
             transient=True,
         )
@@ -154,19 +156,22 @@ class LineObserver:
     def __init__(self, *, is_text_shown: bool) -> None:
         self._text = _TextWriter(is_shown=is_text_shown)
         self._stage: tuple[str, int | None] = ("", None)
+        self._start = 0.0
         self._last_line = 0.0
 
     def on_stage(self, name: str, total: int | None) -> None:
         """Say what begins."""
         self._text.end_line()
-        self._stage = (name, total)
+        self._stage, self._start = (name, total), time.monotonic()
         self._say(name)
 
     def on_progress(self, done: int) -> None:
-        """Say how far it is, if the last line is long ago."""
+        """Say how far it is and what is left, if the last line is long ago."""
         name, total = self._stage
-        if total and time.monotonic() - self._last_line >= _LINE_INTERVAL_SECONDS:
-            self._say(f"{name}: {done / total:.0%}")
+        now = time.monotonic()
+        if total and done and now - self._last_line >= _LINE_INTERVAL_SECONDS:
+            left = (now - self._start) * (total - done) / done
+            self._say(f"{name}: {done / total:.0%}, about {left:.0f} s left")
 
     def on_text(self, piece: str) -> None:
         """Write the text."""

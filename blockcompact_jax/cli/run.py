@@ -32,7 +32,7 @@ from .run_options import (
     TokenFileOption,
 )
 
-_NEEDED_TO_RUN = ("torch", "transformers", "gguf", "safetensors", "filelock")
+NEEDED_TO_RUN = ("torch", "transformers", "gguf", "safetensors", "filelock")
 
 
 def run(  # noqa: PLR0917  # options, in the order --help shows them
@@ -95,7 +95,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     if ranks > 1 and remote is None:
         raise UserError(f"`ranks` is {ranks} without `--remote`; name a server, or give 1 rank")
     read_prompt(prompt, prompt_file)  # A bad prompt is refused before anything is fetched.
-    require_modules("blockcompact run", _NEEDED_TO_RUN, extra="models")
+    require_modules("blockcompact run", NEEDED_TO_RUN, extra="models")
 
     from torch_bridge.huggingface.report import render, to_json
     from torch_bridge.huggingface.run import run_decoding

@@ -29,7 +29,7 @@ def test_a_long_stage_says_how_far_it_is(
     observer = LineObserver(is_text_shown=True)
     observer.on_stage("prefill", 200)
     observer.on_progress(50)
-    assert capsys.readouterr().err == "prefill\nprefill: 25%\n"
+    assert capsys.readouterr().err == "prefill\nprefill: 25%, about 120 s left\n"
 
 
 @pytest.mark.parametrize("is_live", [False, True])

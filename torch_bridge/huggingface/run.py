@@ -34,6 +34,7 @@ def run_decoding(
     observer: RunObserver | None = None,
     remote: RemoteClient | None = None,
     num_ranks: int = 1,
+    loaded: LoadedModel | None = None,
 ) -> RunReport:
     """Runs the main job.
 
@@ -42,6 +43,7 @@ def run_decoding(
         observer: hears of stages, progress and text.
         remote: server that verifies; None to verify in this process. Closed at the end.
         num_ranks: with a server, processes that upload, each its share of the KV heads.
+        loaded: the model of `options`, in their dtype; None to load it.
 
     Returns:
         What was measured.
@@ -53,7 +55,8 @@ def run_decoding(
         UnsupportedLayoutError: if the packed layout cannot hold the model's blocks.
     """
     watcher = observer or NullObserver()
-    loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=watcher)
+    if loaded is None:
+        loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=watcher)
     prompt = build_prompt(
         loaded.tokenizer,
         context_tokens=options.context_tokens,

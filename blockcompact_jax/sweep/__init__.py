@@ -1,0 +1,1 @@
+"""Many configurations of one job: which, what each gave, and how two sweeps differ."""

@@ -1,0 +1,119 @@
+"""Runs every configuration that is not done yet, one after another, and stores what each gave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.provenance import machine, now, package_versions, source_hashes
+from blockcompact_jax.sweep.grid import Configuration, configuration_hash
+from blockcompact_jax.sweep.store import SCHEMA, ResultFile
+
+
+class Engine(Protocol):
+    """What runs one configuration."""
+
+    def run(self, configuration: Configuration) -> dict[str, Any]:
+        """Returns what was measured, as plain JSON values."""
+        ...
+
+
+class SweepObserver(Protocol):
+    """Hears how a sweep goes."""
+
+    def on_stage(self, name: str, total: int | None) -> None:
+        """A stage of `total` steps begins."""
+        ...
+
+    def on_progress(self, done: int) -> None:
+        """`done` steps of it are complete."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """What a sweep did.
+
+    Attributes:
+        num_configurations: configurations asked for.
+        num_skipped: of these, done before.
+        failures: (configuration, error) of those that failed now.
+        seconds: time of this sweep.
+    """
+
+    num_configurations: int
+    num_skipped: int
+    failures: tuple[tuple[Configuration, str], ...]
+    seconds: float
+
+
+def run_sweep(
+    configurations: Sequence[Configuration],
+    *,
+    engine: Engine,
+    results: ResultFile,
+    observer: SweepObserver,
+) -> SweepSummary:
+    """Runs all configurations whose result is not stored yet.
+
+    A configuration that fails is stored as failed and tried again by the next sweep; the others
+    go on.
+
+    Args:
+        configurations: complete configurations, in the order to run them.
+        engine: runs one.
+        results: where rows are stored, and which are done.
+        observer: hears of progress.
+
+    Raises:
+        CompactionError: if `results` were made by other sources: they would be mixed silently.
+    """
+    sources = source_hashes()
+    stored = next((row for row in results.rows if row["sources"] != sources), None)
+    if stored is not None:
+        raise CompactionError(
+            f"`out` is {str(results.path)!r}, whose results were made by other sources of this "
+            "package; give another file, and compare the two with `blockcompact sweep diff`."
+        )
+    origin = {"sources": sources, "versions": package_versions(), "machine": machine()}
+    completed = results.completed()
+    open_ones = [each for each in configurations if configuration_hash(each) not in completed]
+    failures: list[tuple[Configuration, str]] = []
+    begin = time.perf_counter()
+    observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))
+    for number, configuration in enumerate(open_ones, start=1):
+        row = _run_one(configuration, engine)
+        results.append({**row, **origin})
+        if row["error"] is not None:
+            failures.append((configuration, row["error"]))
+        observer.on_progress(number)
+    return SweepSummary(
+        num_configurations=len(configurations),
+        num_skipped=len(configurations) - len(open_ones),
+        failures=tuple(failures),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _run_one(configuration: Configuration, engine: Engine) -> dict[str, Any]:
+    created, begin = now(), time.perf_counter()
+    report: dict[str, Any] | None = None
+    error = None
+    try:
+        report = engine.run(configuration)
+    except Exception as fault:  # one bad configuration must not end a sweep of hours
+        error = " ".join(f"{type(fault).__name__}: {fault}".split())
+    return {
+        "schema": SCHEMA,
+        "configuration_hash": configuration_hash(configuration),
+        "configuration": configuration,
+        "seed": configuration.get("seed"),
+        "state": "done" if error is None else "failed",
+        "error": error,
+        "created": created,
+        "wall_seconds": time.perf_counter() - begin,
+        "report": report,
+    }

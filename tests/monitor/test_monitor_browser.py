@@ -1,0 +1,131 @@
+"""The page in a real Chromium: what it shows, sorts, filters and compares."""
+
+import shutil
+
+import pytest
+
+from blockcompact_jax.monitor.page import build_page
+
+from .pages import write_benchmark, write_checks, write_document, write_sweep
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the [dev] extra: playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: not run"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        # Without its sandbox Chromium also starts as root, as in a container; the page is ours.
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """Builds a page and opens it; every message of the console and every request is recorded."""
+    contexts = []
+
+    def opened(*, width=1200, scheme="light", **sweep):
+        text = build_page(
+            document=write_document(tmp_path / "contracts.md"),
+            checks=write_checks(tmp_path / "checks.json"),
+            results=[
+                write_sweep(tmp_path / "s.jsonl", **sweep),
+                write_benchmark(tmp_path / "b.json"),
+            ],
+        )
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def cells(page, section, column):
+    return page.locator(f"#{section} tbody tr td:nth-child({column})").all_text_contents()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_page_draws_without_errors_and_fits(open_page, width, scheme):
+    page = open_page(width=width, scheme=scheme)
+    assert page.said == []
+    assert [url for url in page.asked if not url.startswith(("file:", "data:"))] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert "[object" not in page.inner_text("body")
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != back
+
+
+def test_MON_2_MON_3_the_board_shows_each_state_and_filters_by_it(open_page):
+    """MON-2, MON-3: held, failed and not run, with tests and evidence, in a real browser."""
+    page = open_page()
+    cards = page.locator("#contracts details")
+    assert cards.count() == 3
+    assert page.locator("#contracts summary .state").all_text_contents() == [
+        "held",
+        "failed",
+        "not run",
+    ]
+    assert "</script>." in cards.nth(2).inner_text()
+    cards.nth(0).locator("summary").click()
+    assert "test_things.py::test_one" in cards.nth(0).inner_text()
+    assert "aaaaaaaaaaaa" in cards.nth(0).inner_text()
+    page.click("#contracts button:has-text('not run')")
+    assert cards.evaluate_all("all => all.map(each => each.dataset.number)") == ["ABC-3"]
+    assert page.locator("#contracts tbody").inner_text().split("\t")[:2] == ["gpu", "not run"]
+
+
+def test_MON_1_runs_are_filtered_sorted_and_compared(open_page):
+    """MON-1: the rows asked for; unmeasured values sort last both ways."""
+    page = open_page(budgets=(1, 5, 99), seeds=range(40))
+    page.fill("#runs input", "budget=5 seed=3")
+    assert page.locator("#runs .bar span").inner_text() == "11 of 120 rows"
+    page.fill("#runs input", "")
+    acceptance = page.locator("#runs thead button", has_text="acceptance rate")
+    place = page.locator("#runs thead button").all_text_contents().index("acceptance rate") + 1
+    for first, last in (("10.0 %", "not measured"), ("50.0 %", "not measured")):
+        acceptance.click()
+        found = cells(page, "runs", place)
+        assert (found[0], found[-1]) == (first, last)
+    page.locator("#runs tbody tr").first.click()
+    page.click("#run button:has-text('Compare as B')")
+    page.locator("#runs thead button", has_text="acceptance rate").click()
+    page.locator("#runs tbody tr").first.click()
+    page.click("#run button:has-text('Compare as A')")
+    rows = dict(zip(cells(page, "compare", 1), cells(page, "compare", 4), strict=True))
+    assert rows["h2d bytes"] == "5"
+    assert page.locator("#charts svg circle").count() == 160
+    assert page.said == []
+
+
+def test_unmeasured_costs_say_so_and_a_measured_zero_is_a_number(open_page):
+    page = open_page()
+    costs = page.locator("#run figure").nth(1)
+    values = dict(
+        zip(
+            costs.locator(".meter > span:nth-child(3n+1)").all_text_contents(),
+            costs.locator(".meter > .value").all_text_contents(),
+            strict=True,
+        )
+    )
+    assert values["table update us"] == "0"
+    assert values["plan us"] == "5"
+    assert values["metadata us"] == "unmeasured"

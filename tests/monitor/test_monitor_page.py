@@ -1,0 +1,152 @@
+"""What stands in the page, without a browser."""
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+
+import pytest
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.monitor.page import build_page
+from blockcompact_jax.monitor.results import read_results
+from blockcompact_jax.monitor.serve import serve_page
+
+from .pages import write_benchmark, write_checks, write_document, write_sweep
+
+
+@pytest.fixture
+def document(tmp_path):
+    return write_document(tmp_path / "contracts.md")
+
+
+def data_of(page):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def states_of(page):
+    return {each["number"]: each["state"] for each in data_of(page)["board"]["contracts"]}
+
+
+def rows_of(page):
+    runs = data_of(page)["runs"]
+    return [dict(zip(runs["columns"], row, strict=True)) for row in runs["rows"]]
+
+
+def test_MON_3_without_checks_every_contract_is_not_run(document):
+    """MON-3: no result file is no success."""
+    page = build_page(document=document, checks=None, results=[])
+    assert states_of(page) == {"ABC-1": "not run", "ABC-2": "not run", "ABC-3": "not run"}
+
+
+def test_MON_2_the_board_shows_the_states_of_the_checks(document, tmp_path):
+    """MON-2: state, tests and evidence come from the file, and nothing else decides them."""
+    checks = write_checks(tmp_path / "checks.json")
+    page = build_page(document=document, checks=checks, results=[])
+    assert states_of(page) == {"ABC-1": "held", "ABC-2": "failed", "ABC-3": "not run"}
+    assert data_of(page)["board"]["sources"]["tests/area/test_things.py"] == "a" * 64
+    assert {source["name"] for source in data_of(page)["sources"]} == {
+        "contracts.md",
+        "checks.json",
+    }
+
+
+def test_MON_2_checks_of_another_document_are_refused(document, tmp_path):
+    """MON-2: a contract whose words have changed since is not shown as held."""
+    checks = write_checks(tmp_path / "checks.json")
+    document.write_text(document.read_text().replace("Another.", "Quite another."))
+    with pytest.raises(CompactionError, match="ABC-2 differ"):
+        build_page(document=document, checks=checks, results=[])
+    checks.write_text('{"schema": "other"}')
+    with pytest.raises(CompactionError, match="`schema` is 'other'"):
+        build_page(document=document, checks=checks, results=[])
+
+
+def test_MON_1_the_page_holds_the_rows_of_a_sweep(document, tmp_path):
+    """MON-1: configuration, measures and costs; what is unmeasured is null, a measured 0 is 0."""
+    sweep = write_sweep(tmp_path / "s.jsonl", budgets=(1, 99))
+    done, failed = rows_of(build_page(document=document, checks=None, results=[sweep]))
+    assert (done["draft_tokens"], done["acceptance_rate"], done["budget_share"]) == (8, 0.1, 0.1)
+    assert (done["cost.plan_us"], done["cost.table_update_us"]) == (5.0, 0.0)
+    assert done["cost.metadata_us"] is None
+    assert done["cost.wait_us"] is None
+    assert (done["metrics.resident_move_bytes"], done["seconds.full_decode"]) == (0, None)
+    assert (failed["state"], failed["error"]) == ("failed", "ValueError: too large")
+    assert failed["acceptance_rate"] is None
+    assert "text" not in done
+
+
+def test_benchmarks_are_tables_and_their_sampled_runs_are_runs(document, tmp_path):
+    path = tmp_path / "end.json"
+    sweep = write_sweep(tmp_path / "s.jsonl", budgets=(5,))
+    report = json.loads(sweep.read_text())["report"]
+    rows = [{"workload": {"model": "m"}, "speedup": 2.0, "samples": [report]}]
+    path.write_text(json.dumps({"machine": {"processor": "p"}, "results": rows}))
+    found = read_results(path)
+    assert [table.rows for table in found.tables] == [[{"workload.model": "m", "speedup": 2.0}]]
+    assert [run["acceptance_rate"] for run in found.runs] == [0.5]
+    assert found.origin == {"machine.processor": "p"}
+    path.write_text(json.dumps(report))
+    assert [run["file"] for run in read_results(path).runs] == ["end.json"]
+    other = write_benchmark(tmp_path / "kernels.json")
+    page = build_page(document=document, checks=None, results=[other])
+    table = data_of(page)["benchmarks"][0]["tables"][0]
+    assert (table["columns"], table["rows"]) == (
+        ["job", "median_us"],
+        [["pack", 3.5], ["gather", None]],
+    )
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"a": 1}', "no json"])
+def test_other_files_are_refused(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(CompactionError, match="`results` is"):
+        read_results(path)
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_needs_nothing_from_elsewhere(document, tmp_path):
+    checks = write_checks(tmp_path / "checks.json")
+    sweep = write_sweep(tmp_path / "s.jsonl")
+    page = build_page(document=document, checks=checks, results=[sweep], title="a <b> & c")
+    elements = Elements()
+    elements.feed(page)
+    assert not [attributes for _, attributes in elements.found if "src" in attributes]
+    assert [each["href"] for _, each in elements.found if "href" in each] == ["data:,"]
+    assert sum(tag == "script" for tag, _ in elements.found) == 2
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_server_makes_the_page_anew_and_answers_only_loopback_names():
+    pages = iter(["first", "second"])
+    with serve_page(lambda: next(pages), port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            assert server.server_address[0] == "127.0.0.1"
+            for expected in (b"first", b"second"):
+                with urllib.request.urlopen(f"{url}/", timeout=10) as answer:
+                    assert answer.read() == expected
+            for path, host, code in (("/x", "localhost", 404), ("/", "elsewhere.example", 403)):
+                request = urllib.request.Request(f"{url}{path}", headers={"Host": host})
+                with pytest.raises(urllib.error.HTTPError) as error:
+                    urllib.request.urlopen(request, timeout=10)
+                assert error.value.code == code
+        finally:
+            server.shutdown()
+            thread.join()

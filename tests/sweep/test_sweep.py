@@ -1,0 +1,216 @@
+"""Sweeps over an engine that counts: what is run, stored, resumed and compared."""
+
+import json
+
+import pytest
+
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.sweep import sweep as sweep_module
+from blockcompact_jax.sweep.difference import compare_sweeps
+from blockcompact_jax.sweep.grid import configuration_hash, expand, parse_setting, read_grids
+from blockcompact_jax.sweep.store import ResultFile, flatten, latest_rows, read_rows
+from blockcompact_jax.sweep.sweep import run_sweep
+
+
+class CountingEngine:
+    def __init__(self, *, faults=(), speed=1.0, released=4):
+        self.faults, self.speed, self.released = set(faults), speed, released
+        self.ran = []
+
+    def run(self, configuration):
+        self.ran.append(configuration["budget"])
+        if configuration["budget"] in self.faults:
+            raise ValueError("does not\nfit")
+        return {
+            "token_ids": [1, 2],
+            "acceptance_rate": 0.5,
+            "speedup_vs_full": self.speed * 2,
+            "tokens_per_second": self.speed * 10,
+            "tokens_per_second_full": None,
+            "metrics": {"physical_blocks_released": self.released, "plan_us": self.speed},
+            "memory_bytes": {"weights": 7},
+        }
+
+
+class Watcher:
+    def __init__(self):
+        self.heard = []
+
+    def on_stage(self, name, total):
+        self.heard.append((name, total))
+
+    def on_progress(self, done):
+        self.heard.append(done)
+
+
+CONFIGURATIONS = expand([{"budget": ["10%", "25%", "50%"], "seed": [3]}])
+
+
+def sweep(path, engine, configurations=CONFIGURATIONS, watcher=None):
+    return run_sweep(
+        configurations, engine=engine, results=ResultFile(path), observer=watcher or Watcher()
+    )
+
+
+def test_MON_1_every_row_says_where_it_comes_from(tmp_path):
+    """MON-1: seed, complete configuration, source hashes, versions and machine in every row."""
+    watcher = Watcher()
+    sweep(tmp_path / "new" / "s.jsonl", CountingEngine(), watcher=watcher)
+    rows = read_rows(tmp_path / "new" / "s.jsonl")
+    assert [row["configuration"] for row in rows] == CONFIGURATIONS
+    for row in rows:
+        assert (row["seed"], row["state"], row["error"]) == (3, "done", None)
+        assert row["configuration_hash"] == configuration_hash(row["configuration"])
+        assert all(len(digest) == 64 for digest in row["sources"].values())
+        assert set(row["sources"]) == {"blockcompact_jax", "torch_bridge"}
+        assert row["machine"]["num_cpus"] >= 1
+        assert row["versions"]["jax"]
+    assert watcher.heard == [("sweeping 3 configurations", 3), 1, 2, 3]
+
+
+def test_MON_1_a_resumed_sweep_runs_only_what_is_not_done(tmp_path):
+    """MON-1: done rows are skipped, failed ones tried again, and the others ran all the same."""
+    path = tmp_path / "s.jsonl"
+    first = CountingEngine(faults={"25%"})
+    summary = sweep(path, first)
+    assert first.ran == ["10%", "25%", "50%"]
+    assert [error for _, error in summary.failures] == ["ValueError: does not fit"]
+    second = CountingEngine()
+    summary = sweep(path, second)
+    assert second.ran == ["25%"]
+    assert (summary.num_configurations, summary.num_skipped) == (3, 2)
+    assert {row["state"] for row in latest_rows(read_rows(path)).values()} == {"done"}
+    third = CountingEngine()
+    sweep(path, third)
+    assert third.ran == []
+
+
+def test_MON_1_a_line_that_was_never_finished_is_run_again(tmp_path):
+    """MON-1: a sweep killed while writing loses that one row, and no other."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine())
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    with pytest.raises(CompactionError, match="line 3 is no JSON"):
+        read_rows(path)
+    engine = CountingEngine()
+    sweep(path, engine)
+    assert engine.ran == ["50%"]
+    assert len(read_rows(path)) == 3
+
+
+def test_MON_1_an_interrupt_keeps_what_is_done(tmp_path):
+    """MON-1: Ctrl-C is no failed configuration."""
+
+    class Interrupted(CountingEngine):
+        def run(self, configuration):
+            if configuration["budget"] == "25%":
+                raise KeyboardInterrupt
+            return super().run(configuration)
+
+    path = tmp_path / "s.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        sweep(path, Interrupted())
+    assert [row["configuration"]["budget"] for row in read_rows(path)] == ["10%"]
+
+
+def test_MON_1_results_of_other_sources_are_not_mixed(tmp_path, monkeypatch):
+    """MON-1: one file never holds the results of two versions of the code."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine(), CONFIGURATIONS[:1])
+    monkeypatch.setattr(sweep_module, "source_hashes", lambda: {"blockcompact_jax": "other"})
+    engine = CountingEngine()
+    with pytest.raises(CompactionError, match="other sources"):
+        sweep(path, engine)
+    assert engine.ran == []
+
+
+def test_MON_1_two_sweeps_are_compared(tmp_path):
+    """MON-1: exact values that differ are named, speeds are ratios, times are no difference."""
+    sweep(tmp_path / "a.jsonl", CountingEngine())
+    sweep(tmp_path / "b.jsonl", CountingEngine(speed=3.0, released=5), CONFIGURATIONS[1:])
+    left, right = read_rows(tmp_path / "a.jsonl"), read_rows(tmp_path / "b.jsonl")
+    right[0]["report"]["token_ids"] = [1, 3]
+    right[0]["machine"] = {**right[0]["machine"]}
+    difference = compare_sweeps(left, right)
+    assert difference["only_first"] == CONFIGURATIONS[:1]
+    assert difference["only_second"] == []
+    assert difference["origins"] == {}
+    assert [row["configuration"]["budget"] for row in difference["rows"]] == ["25%", "50%"]
+    assert difference["rows"][0]["changed"] == {
+        "metrics.physical_blocks_released": [4, 5],
+        "token_ids": ["differ", "differ"],
+    }
+    assert difference["rows"][1]["ratios"] == {
+        "speedup_vs_full": 3.0,
+        "tokens_per_second": 3.0,
+        "tokens_per_second_full": None,
+    }
+    assert difference["median_ratios"]["tokens_per_second"] == 3.0
+
+
+def test_grids_are_read_from_toml(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        'model = "m"\nnew-tokens = 8\n[[grid]]\nbudget = ["10%", 16]\n[[grid]]\nnew_tokens = [9]\n'
+    )
+    assert expand(read_grids(path)) == [
+        {"model": "m", "new_tokens": 8, "budget": "10%"},
+        {"model": "m", "new_tokens": 8, "budget": 16},
+        {"model": "m", "new_tokens": 9},
+    ]
+
+
+def test_the_same_configuration_is_run_once():
+    assert expand([{"a": [1, 1], "b": [2]}, {"b": [2], "a": [1]}]) == [{"a": 1, "b": 2}]
+    assert configuration_hash({"a": 1, "b": 2}) == configuration_hash({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budget = [[1]]", "`budget` holds"),
+        ("x = {a = 1}", "`x` holds"),
+        ("grid = 1", "no table"),
+        ("a =", "no TOML"),
+        ("budget = []", "no value"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, text, said):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    with pytest.raises(CompactionError, match=said):
+        expand(read_grids(path))
+
+
+@pytest.mark.parametrize("text", ["budget", "=1", "budget=", "budget=,"])
+def test_a_broken_setting_is_refused(text):
+    with pytest.raises(CompactionError, match="`set` is"):
+        parse_setting(text)
+
+
+def test_settings_take_dashes_and_lists():
+    assert parse_setting("new-tokens= 8, 9") == ("new_tokens", ["8", "9"])
+
+
+def test_a_file_that_is_no_sweep_is_refused(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"model": "m"}) + "\n")
+    with pytest.raises(CompactionError, match="line 1 is no row of a sweep"):
+        read_rows(path)
+
+
+def test_nested_values_become_columns():
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1]}) == {"a.b": 1, "a.c.d": None}
+
+
+def test_parquet_holds_the_same_values(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the [sweep] extra: pyarrow")
+    from blockcompact_jax.sweep.store import write_parquet
+
+    sweep(tmp_path / "s.jsonl", CountingEngine(faults={"10%"}))
+    rows = read_rows(tmp_path / "s.jsonl")
+    write_parquet(rows, tmp_path / "s.parquet")
+    table = parquet.read_table(tmp_path / "s.parquet").to_pylist()
+    assert [row["configuration.budget"] for row in table] == ["10%", "25%", "50%"]
+    assert [row["report.metrics.physical_blocks_released"] for row in table] == [None, 4, 4]
