@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kMaxRows = 16;
 constexpr int64_t kLine = 64;  // bytes
 constexpr int64_t kMaxCopiedDims = 512;
+constexpr int64_t kTilesAhead = 4;  // that values are asked for before they are met
 
 // Tile registers: 0-3 sums, 4 and 5 operands of scores, 6 and 7 operands of weighted sums.
 struct alignas(64) TileConfig {
@@ -76,18 +77,28 @@ TARGET_AMX void Score(const ScoreJob& job) {
       _tile_loadd(5, job.k_tiles[3] + 16 * byte, kLine);
       _tile_dpbf16ps(3, 4, 5);
     }
-    float* scores = job.scores + first * kChunkTokens;
-    _tile_stored(0, scores, kChunkTokens * 4);
-    _tile_stored(1, scores + kTileTokens, kChunkTokens * 4);
-    _tile_stored(2, scores + 2 * kTileTokens, kChunkTokens * 4);
-    _tile_stored(3, scores + 3 * kTileTokens, kChunkTokens * 4);
+    float* scores = job.scores + first * kRowTokens;
+    _tile_stored(0, scores, kRowTokens * 4);
+    _tile_stored(1, scores + kTileTokens, kRowTokens * 4);
+    _tile_stored(2, scores + 2 * kTileTokens, kRowTokens * 4);
+    _tile_stored(3, scores + 3 * kTileTokens, kRowTokens * 4);
+  }
+}
+
+// Asks for the lines of a tile that comes soon, of some groups of 16 dims.
+inline void PrefetchTile(const ValueJob& job, int64_t tile, int64_t first_group,
+                         int64_t num_groups) {
+  if (tile >= job.num_tiles) return;
+  const VTile& next = job.v_tiles[tile];
+  for (int64_t group = first_group; group < first_group + num_groups; ++group) {
+    PrefetchLines(next.base + group * next.dim_group_stride_bytes, 8);
   }
 }
 
 // Adds to kGroups x 16 dims of up to 16 rows.
 template <int kGroups>
 TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t first_group,
-                          float* sums, bool is_prefetching) {
+                          float* sums) {
   const int64_t row_bytes = job.dims_padded * 4;
   Publish(sums);
   _tile_loadd(0, sums, row_bytes);
@@ -97,13 +108,8 @@ TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t
   for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
     const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
     const std::byte* v = job.v_tiles[tile].base + first_group * stride;
-    if (is_prefetching) {
-      const VTile& next = job.next_v_tiles[tile];
-      for (int64_t group = first_group; group < first_group + kGroups; ++group) {
-        PrefetchLines(next.base + group * next.dim_group_stride_bytes, 8);
-      }
-    }
-    _tile_loadd(6, weights + tile * kTileTokens * 2, kChunkTokens * 2);
+    PrefetchTile(job, tile + kTilesAhead, first_group, kGroups);
+    _tile_loadd(6, weights + tile * kTileTokens * 2, kRowTokens * 2);
     _tile_loadd(7, v, kLine);
     _tile_dpbf16ps(0, 6, 7);
     if constexpr (kGroups > 1) {
@@ -125,32 +131,71 @@ TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t
   if constexpr (kGroups > 3) _tile_stored(3, sums + 3 * kDimsOfWord, row_bytes);
 }
 
-void AddRows(const ValueJob& job, const std::byte* weights, float* sums, bool is_prefetching) {
+// Adds to 2 x 16 dims of two full passes, which read the values once.
+TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int64_t first_group,
+                             float* sums) {
+  const int64_t row_bytes = job.dims_padded * 4;
+  const std::byte* more_weights = weights + tile_rows * kRowTokens * 2;
+  float* more_sums = sums + tile_rows * job.dims_padded;
+  Publish(sums);
+  _tile_loadd(0, sums, row_bytes);
+  _tile_loadd(1, sums + kDimsOfWord, row_bytes);
+  _tile_loadd(2, more_sums, row_bytes);
+  _tile_loadd(3, more_sums + kDimsOfWord, row_bytes);
+  for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
+    const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
+    const std::byte* v = job.v_tiles[tile].base + first_group * stride;
+    PrefetchTile(job, tile + kTilesAhead, first_group, 2);
+    _tile_loadd(6, weights + tile * kTileTokens * 2, kRowTokens * 2);
+    _tile_loadd(7, v, kLine);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, v + stride, kLine);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_loadd(6, more_weights + tile * kTileTokens * 2, kRowTokens * 2);
+    _tile_dpbf16ps(3, 6, 7);
+    _tile_loadd(7, v, kLine);
+    _tile_dpbf16ps(2, 6, 7);
+  }
+  _tile_stored(0, sums, row_bytes);
+  _tile_stored(1, sums + kDimsOfWord, row_bytes);
+  _tile_stored(2, more_sums, row_bytes);
+  _tile_stored(3, more_sums + kDimsOfWord, row_bytes);
+}
+
+void AddRows(const ValueJob& job, const std::byte* weights, float* sums) {
   const int64_t num_groups = job.dims_padded / kDimsOfWord;
   int64_t group = 0;
   for (; group + 4 <= num_groups; group += 4) {
-    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord, is_prefetching);
+    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord);
   }
   for (; group < num_groups; group += 2) {
-    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord, is_prefetching);
+    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord);
   }
 }
 
 void Value(const ValueJob& job) {
-  for (int64_t first = 0; first < job.num_rows; first += tile_rows) {
-    const int64_t num_rows = std::min(tile_rows, job.num_rows - first);
-    const std::byte* weights = job.weights + first * kChunkTokens * 2;
+  for (int64_t first = 0; first < job.num_rows;) {
+    const int64_t num_left = job.num_rows - first;
+    const std::byte* weights = job.weights + first * kRowTokens * 2;
     float* sums = job.sums + first * job.dims_padded;
-    if (num_rows == tile_rows) {
-      AddRows(job, weights, sums, first == 0);
+    if (num_left >= 2 * tile_rows) {
+      for (int64_t group = 0; group < job.dims_padded / kDimsOfWord; group += 2) {
+        AddTwoPasses(job, weights, group, sums + group * kDimsOfWord);
+      }
+      first += 2 * tile_rows;
+      continue;
+    }
+    first += tile_rows;
+    if (num_left >= tile_rows) {
+      AddRows(job, weights, sums);
       continue;
     }
     // The registers hold more rows than there are: work on a copy.
     alignas(64) float copy[kMaxRows * kMaxCopiedDims];
-    const auto num_bytes = static_cast<size_t>(num_rows * job.dims_padded) * sizeof(float);
+    const auto num_bytes = static_cast<size_t>(num_left * job.dims_padded) * sizeof(float);
     std::memset(copy, 0, static_cast<size_t>(kMaxRows * job.dims_padded) * sizeof(float));
     std::memcpy(copy, sums, num_bytes);
-    AddRows(job, weights, copy, first == 0);
+    AddRows(job, weights, copy);
     std::memcpy(sums, copy, num_bytes);
   }
 }

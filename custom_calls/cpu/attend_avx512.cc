@@ -162,12 +162,15 @@ void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
 }
 
 // Whole tiles: two dims of 16 tokens lie 16 elements or more apart.
-ATTEND_TARGET void PackKVecPairs(const std::byte* column, int64_t row_bytes, int64_t num_words,
-                                 std::byte* tile) {
+ATTEND_TARGET void PackKVecPairs(const std::byte* column, const std::byte* next_column,
+                                 int64_t row_bytes, int64_t num_words, std::byte* tile) {
   alignas(64) uint16_t index[32];
   for (int i = 0; i < 32; ++i) index[i] = static_cast<uint16_t>(i % 2 * 16 + i / 2);
   const __m512i interleave = _mm512_load_si512(index);
   for (int64_t word = 0; word < num_words; ++word, column += 2 * row_bytes) {
+    const char* next = reinterpret_cast<const char*>(next_column) + 2 * word * row_bytes;
+    _mm_prefetch(next, _MM_HINT_T0);
+    _mm_prefetch(next + row_bytes, _MM_HINT_T0);
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column + row_bytes));
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
@@ -176,16 +179,18 @@ ATTEND_TARGET void PackKVecPairs(const std::byte* column, int64_t row_bytes, int
 }
 
 template <int kBytes>
-ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t row_stride,
-                            int64_t head_dim, std::byte* tile) {
+ATTEND_TARGET void PackKVec(const std::byte* column, const std::byte* next_column,
+                            int64_t num_tokens, int64_t row_stride, int64_t head_dim,
+                            std::byte* tile) {
   constexpr int64_t kPair = PairElements(kBytes);
   if (kPair == 2 && num_tokens == kTileTokens && head_dim % kDimsOfWord == 0) {
-    return PackKVecPairs(column, row_stride * kBytes, head_dim / kPair, tile);
+    return PackKVecPairs(column, next_column, row_stride * kBytes, head_dim / kPair, tile);
   }
   const __m512i low = InterleaveIndex(0);
   for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
     const int64_t d = word * kPair;
     const std::byte* row = column + d * row_stride * kBytes;
+    __builtin_prefetch(next_column + d * row_stride * kBytes);
     __m512i line = LoadRow<false>(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
     if constexpr (kPair == 2) {
       const std::byte* next = d + 1 < head_dim ? row + row_stride * kBytes : nullptr;

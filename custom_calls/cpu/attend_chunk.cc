@@ -37,6 +37,16 @@ struct BlockRun {
   KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
 };
 
+// Lines to ask for with a step of each phase.
+struct Lines {
+  int64_t per_score = 0;   // a group
+  int64_t per_vector = 0;  // 16 scores of a row
+  int64_t per_tile = 0;    // of values
+};
+
+constexpr int64_t kMaxValueTiles = 8;  // of a job, between requests
+constexpr int64_t kVectorTime = 20;    // cycles of 16 weights of a row, about
+
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
@@ -49,8 +59,8 @@ class ChunkTask {
         has_next_(has_next),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
-        scores_(scratch.Take<float>(ScratchRows(batch) * kChunkTokens)),
-        rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kChunkTokens * 2)),
+        scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
+        rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kRowTokens * 2)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
         runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
         reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
@@ -59,25 +69,24 @@ class ChunkTask {
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return ScratchRows(batch) * kChunkTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
+    return ScratchRows(batch) * kRowTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
            batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
   void Run() {
     const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
     const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
+    PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
+      prefetch_->Ask(lines_.per_score);
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
-    PlanPrefetch(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
     std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
-    for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
-      ValueGroup(key, seen.end);
-    }
+    AddValues(seen);
   }
 
  private:
@@ -91,7 +100,7 @@ class ChunkTask {
   }
   float* SumsOf(int64_t row) const { return batch_.sums + PlaceOf(row) * batch_.dims_padded; }
   std::byte* WeightsOf(int64_t row, int64_t key) const {
-    const int64_t place = row * kChunkTokens + key - first_key_;
+    const int64_t place = row * kRowTokens + key - first_key_;
     return batch_.call->type == AttendType::kBf16 ? rounded_ + 2 * place
                                                   : reinterpret_cast<std::byte*>(scores_ + place);
   }
@@ -116,20 +125,28 @@ class ChunkTask {
     kernels_.score(job);
   }
 
-  // Memory would rest while weights are made: what is asked for beside them are the values they
-  // will meet and the keys of the next chunk.
+  // Memory would rest beside arithmetic: it is asked for the values of this chunk and the keys of
+  // the next one, in shares after the time that the phases are expected to take.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
+    prefetch_ = &queue;
     reader_.AddTo(&queue, seen.begin, seen.end, 1);
     if (has_next_) {
       const int64_t end = std::min(seen.end + kChunkTokens, batch_.SeenByAny().end);
       reader_.AddTo(&queue, seen.end, end, 0);
     }
-    const int64_t num_vectors =
-        batch_.num_rows() * (RoundUp(seen.end, kTileTokens) - seen.begin) / kTileTokens;
-    prefetch_ = &queue;
-    lines_per_vector_ = (queue.num_lines() + num_vectors - 1) / std::max<int64_t>(num_vectors, 1);
+    const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
+    const int64_t num_passes = (batch_.num_rows() + kTileTokens - 1) / kTileTokens;
+    const int64_t score_time = num_passes * batch_.dims_padded;
+    const int64_t value_time = score_time;
+    const int64_t softmax_time = kVectorTime * batch_.num_rows();
+    const int64_t tile_time = std::max<int64_t>(1, score_time + softmax_time + value_time);
+    const auto share = [&](int64_t time, int64_t num_steps) {
+      return queue.num_lines() * time / (tile_time * num_steps) + 1;
+    };
+    lines_ = {share(score_time * kGroupTiles, num_tiles),
+              share(softmax_time, num_tiles * batch_.num_rows()), share(value_time, num_tiles)};
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {
@@ -138,16 +155,16 @@ class ChunkTask {
       SoftmaxResult result = {kNothingSeen, 0.0F};
       if (seen.begin < seen.end) {
         SoftmaxJob job;
-        job.scores = scores_ + row * kChunkTokens;
+        job.scores = scores_ + row * kRowTokens;
         job.weights =
-            batch_.call->type == AttendType::kBf16 ? rounded_ + row * kChunkTokens * 2 : nullptr;
+            batch_.call->type == AttendType::kBf16 ? rounded_ + row * kRowTokens * 2 : nullptr;
         job.begin = seen.begin - first_key_;
         job.end = seen.end - first_key_;
         job.write_begin = GroupOf(job.begin);
         job.write_end = RoundUp(job.end, kGroupTokens);
         job.scale = batch_.call->scale;
         job.prefetch = prefetch_;
-        job.lines_per_vector = lines_per_vector_;
+        job.lines_per_vector = lines_.per_vector;
         result = kernels_.softmax(job);
       }
       batch_.maximum[CellOf(row)] = result.maximum;
@@ -176,7 +193,7 @@ class ChunkTask {
     float* mass = batch_.mass + PlaceOf(row) * batch_.max_chunk_columns;
     std::fill_n(mass, batch_.max_chunk_columns, 0.0F);
     mass -= batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
-    const float* weights = scores_ + row * kChunkTokens - first_key_;
+    const float* weights = scores_ + row * kRowTokens - first_key_;
     for (int64_t i = 0; i < num_runs_; ++i) {
       const BlockRun& run = runs_[i];
       const KeyRange keys = run.keys();
@@ -193,26 +210,54 @@ class ChunkTask {
     }
   }
 
-  void ValueGroup(int64_t key, int64_t end) {
-    ValueJob job;
-    job.num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
-    job.dims_padded = batch_.dims_padded;
-    for (int64_t i = 0; i < job.num_tiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      job.v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
-      const VTile next = reader_.VInPlace(tile_key + kGroupTokens);
-      reader_.PrefetchRows(tile_key + kGroupTokens, 1);
-      job.next_v_tiles[i] = next.base != nullptr ? next : job.v_tiles[i];
-    }
+  // Sums stay in registers for as many groups in a row as lie in place and all queries see.
+  void AddValues(KeyRange seen) {
     const KeyRange seen_by_all = {batch_.Seen(batch_.num_queries - 1).begin, batch_.Seen(0).end};
-    if (seen_by_all.begin <= key && key + kGroupTokens <= seen_by_all.end) {
-      job.num_rows = batch_.num_rows();
+    ValueJob job;
+    job.num_rows = batch_.num_rows();
+    job.dims_padded = batch_.dims_padded;
+    job.sums = SumsOf(0);
+    for (int64_t key = GroupOf(seen.begin); key < seen.end;) {
+      const bool is_whole = seen_by_all.begin <= key && key + kGroupTokens <= seen_by_all.end;
+      if (!is_whole) {
+        ReadGroup(key, seen.end, &job);
+        for (int64_t query = 0; query < batch_.num_queries; ++query) ValueQuery(query, key, job);
+        key += kGroupTokens;
+        continue;
+      }
       job.weights = WeightsOf(0, key);
-      job.sums = SumsOf(0);
+      job.num_tiles = 0;
+      while (job.num_tiles < kMaxValueTiles &&
+             key + kGroupTokens <= std::min(seen.end, seen_by_all.end) && AddInPlace(key, &job)) {
+        key += kGroupTokens;
+      }
+      if (job.num_tiles == 0) {
+        ReadGroup(key, seen.end, &job);
+        key += kGroupTokens;
+      }
       kernels_.value(job);
-      return;
+      prefetch_->Ask(lines_.per_tile * job.num_tiles);
     }
-    for (int64_t query = 0; query < batch_.num_queries; ++query) ValueQuery(query, key, job);
+  }
+
+  // Adds the tiles of a group if they all lie in place.
+  bool AddInPlace(int64_t key, ValueJob* job) const {
+    for (int64_t i = 0; i < kGroupTiles; ++i) {
+      VTile& tile = job->v_tiles[job->num_tiles + i];
+      tile = reader_.VInPlace(key + i * kTileTokens);
+      if (tile.base == nullptr) return false;
+    }
+    job->num_tiles += kGroupTiles;
+    return true;
+  }
+
+  void ReadGroup(int64_t key, int64_t end, ValueJob* job) {
+    job->num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
+    for (int64_t i = 0; i < job->num_tiles; ++i) {
+      const int64_t tile_key = key + i * kTileTokens;
+      job->v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
+      reader_.PrefetchRows(tile_key + kGroupTokens, 1);
+    }
   }
 
   // A group that not all queries see in full: values of unseen keys, whatever they are, are not
@@ -243,14 +288,14 @@ class ChunkTask {
   const bool has_next_;  // the same head's next chunk comes next
   const int64_t first_key_;
   const int64_t tile_bytes_;
-  float* const scores_;       // [row][kChunkTokens]
-  std::byte* const rounded_;  // [row][kChunkTokens] weights in bf16
+  float* const scores_;       // [row][kRowTokens]
+  std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
   std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
   BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
   int64_t num_runs_ = 0;
   PrefetchQueue* prefetch_ = nullptr;
-  int64_t lines_per_vector_ = 0;
+  Lines lines_;
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {

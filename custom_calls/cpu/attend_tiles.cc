@@ -25,6 +25,11 @@ void CopyToken(const TokenRun& run, int64_t kv, const std::byte* head, int64_t t
   }
 }
 
+// Where the K of a run starts in a block of layout `vec`.
+const std::byte* ColumnOf(const TokenRun& run, int64_t kv_head) {
+  return run.segment->head(run.entry, 0, kv_head) + run.token * run.segment->shape().element_bytes;
+}
+
 // Contiguous pieces of equal size at equal distances.
 struct Pieces {
   int64_t offset_bytes;  // from the start of the head's region
@@ -150,9 +155,12 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
   const TokenRun run = sequence_.RunAt(key, end);
   const BlockShape& shape = run.segment->shape();
   if (run.segment->packed != nullptr && !run.segment->is_amx() && run.num_tokens == end - key) {
-    const std::byte* head = run.segment->head(run.entry, 0, kv_head_);
-    kernels_.pack_k_vec(head + run.token * shape.element_bytes, run.num_tokens, shape.block_tokens,
-                        shape.head_dim, scratch);
+    const std::byte* column = ColumnOf(run, kv_head_);
+    const int64_t next_key = std::min(key + kGroupTokens, sequence_.num_keys - 1);
+    const TokenRun next = sequence_.RunAt(next_key, next_key + 1);
+    const bool has_columns = next.segment->packed != nullptr && !next.segment->is_amx();
+    kernels_.pack_k_vec(column, has_columns ? ColumnOf(next, kv_head_) : column, run.num_tokens,
+                        shape.block_tokens, shape.head_dim, scratch);
     return scratch;
   }
   const std::byte* rows[kTileTokens];

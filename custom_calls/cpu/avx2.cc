@@ -178,14 +178,86 @@ void RunJobs(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape) {
                : RunTiles<Kind, false>(jobs, num_jobs, shape);
 }
 
-template <typename T>
-TARGET_AVX2 void PackAmxK(const void* plain, void* packed, const HeadShape& s, int64_t) {
-  const int64_t units = s.head_dim * static_cast<int64_t>(sizeof(T)) / 4;
-  for (int64_t token = 0; token < s.block_tokens; token += kAmxTile) {
-    Transpose32(static_cast<const char*>(plain) + token * s.token_stride_bytes,
-                s.token_stride_bytes, static_cast<char*>(packed) + token * units * 4, 64, kAmxTile,
-                units);
+// Rows of the next block that are packed after this one.
+inline void PrefetchTokens(const HeadJob& job, const HeadShape& s, int64_t token, int64_t byte,
+                           int64_t num_tokens) {
+  if (job.next_from == nullptr || byte % kLineBytes != 0) return;
+  const char* next = static_cast<const char*>(job.next_from) + byte;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    _mm_prefetch(next + (token + i) * s.token_stride_bytes, _MM_HINT_T1);
   }
+}
+
+// K of `amx`, packed in the order of its lines: 16 tokens x 32 bytes are eight of them.
+template <typename T>
+struct PackAmxK {
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Run(const HeadJob* jobs, int64_t num_jobs, const HeadShape& s) {
+    const int64_t row_bytes = s.head_dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t token = 0; token < s.block_tokens; token += kAmxTile) {
+      for (int64_t byte = 0; byte < row_bytes; byte += 32) {
+        for (int64_t i = 0; i < num_jobs; ++i) {
+          PrefetchTokens(jobs[i], s, token, byte, kAmxTile);
+          Tile<kIsStreaming>(
+              static_cast<const char*>(jobs[i].from) + token * s.token_stride_bytes + byte,
+              static_cast<char*>(jobs[i].to) + token * row_bytes + byte * kAmxTile,
+              s.token_stride_bytes);
+        }
+      }
+    }
+  }
+
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Tile(const char* from, char* to, int64_t token_stride_bytes) {
+    __m256i low[8];
+    __m256i high[8];
+    for (int i = 0; i < 8; ++i) {
+      low[i] = Load(from + i * token_stride_bytes);
+      high[i] = Load(from + (8 + i) * token_stride_bytes);
+    }
+    Transpose(low);
+    Transpose(high);
+    for (int i = 0; i < 8; ++i) StoreLine<kIsStreaming>(to + i * kLineBytes, low[i], high[i]);
+  }
+};
+
+// V of `amx`, 16-bit: a line is 16 dims of a token pair, interleaved.
+struct PackAmxV16 {
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Run(const HeadJob* jobs, int64_t num_jobs, const HeadShape& s) {
+    for (int64_t byte = 0; byte < 2 * s.head_dim; byte += 32) {
+      for (int64_t token = 0; token < s.block_tokens; token += kLanes) {
+        for (int64_t i = 0; i < num_jobs; ++i) {
+          PrefetchTokens(jobs[i], s, token, byte, kLanes);
+          Tile<kIsStreaming>(
+              static_cast<const char*>(jobs[i].from) + token * s.token_stride_bytes + byte,
+              static_cast<char*>(jobs[i].to) + byte * s.block_tokens + token * 32,
+              s.token_stride_bytes);
+        }
+      }
+    }
+  }
+
+  template <bool kIsStreaming>
+  TARGET_AVX2 static void Tile(const char* from, char* to, int64_t token_stride_bytes) {
+    for (int64_t token = 0; token < kLanes; token += 2, to += kLineBytes) {
+      const __m256i a = Load(from + token * token_stride_bytes);
+      const __m256i b = Load(from + (token + 1) * token_stride_bytes);
+      const __m256i low = _mm256_unpacklo_epi16(a, b);
+      const __m256i high = _mm256_unpackhi_epi16(a, b);
+      StoreLine<kIsStreaming>(to, _mm256_permute2x128_si256(low, high, 0x20),
+                              _mm256_permute2x128_si256(low, high, 0x31));
+    }
+  }
+};
+
+// Packed regions are dense: only where they start decides whether lines can be streamed.
+template <typename Kind>
+void RunPackJobs(const HeadJob* jobs, int64_t num_jobs, const HeadShape& shape) {
+  bool is_streaming = shape.is_streaming;
+  for (int64_t i = 0; i < num_jobs; ++i) is_streaming &= IsLineAligned(jobs[i].to);
+  is_streaming ? Kind::template Run<true>(jobs, num_jobs, shape)
+               : Kind::template Run<false>(jobs, num_jobs, shape);
 }
 
 int64_t WholeTiles(int64_t count, int64_t tile) { return count - count % tile; }
@@ -272,23 +344,6 @@ TARGET_AVX2 void PackVecK16(const void* plain, void* packed, const HeadShape& s,
                       {0, s.head_dim}, offset);
 }
 
-// V of `amx`, 16-bit: 16 dims of a token pair interleaved in two registers.
-TARGET_AVX2 void PackAmxV16(const void* plain, void* packed, const HeadShape& s, int64_t) {
-  const int64_t chunk_bytes = 2 * s.block_tokens * kAmxTile;
-  for (int64_t token = 0; token < s.block_tokens; token += 2) {
-    const char* from = static_cast<const char*>(plain) + token * s.token_stride_bytes;
-    char* to = static_cast<char*>(packed) + token * kAmxTile * 2;
-    for (int64_t dim = 0; dim < s.head_dim; dim += kAmxTile, to += chunk_bytes) {
-      for (int64_t half = 0; half < 2; ++half) {
-        const __m128i low = LoadHalf(from + 2 * dim + 16 * half);
-        const __m128i high = LoadHalf(from + s.token_stride_bytes + 2 * dim + 16 * half);
-        StoreHalf(to + 32 * half, _mm_unpacklo_epi16(low, high));
-        StoreHalf(to + 32 * half + 16, _mm_unpackhi_epi16(low, high));
-      }
-    }
-  }
-}
-
 TARGET_AVX2 inline void StreamStep(const char* from, char* to) {
   for (int64_t byte = 0; byte < kStreamStepBytes; byte += kLineBytes) {
     StoreLine<true>(to + byte, Load(from + byte), Load(from + byte + 32));
@@ -309,10 +364,10 @@ TARGET_AVX2 void StreamCopies(const CopyJob* jobs, int64_t num_jobs, int64_t num
 HeadKernels Kernels(PackedLayout layout, int64_t element_bytes) {
   HeadKernels kernels;  // what stays null is served by the scalar kernels
   if (layout == PackedLayout::kAmx && element_bytes == 2) {
-    kernels = {ForJobs<PackAmxK<uint16_t>>, ForJobs<PackAmxV16>, RunJobs<UnpackAmxK<uint16_t>>,
-               RunJobs<UnpackAmxV16>};
+    kernels = {RunPackJobs<PackAmxK<uint16_t>>, RunPackJobs<PackAmxV16>,
+               RunJobs<UnpackAmxK<uint16_t>>, RunJobs<UnpackAmxV16>};
   } else if (layout == PackedLayout::kAmx && element_bytes == 4) {
-    kernels.pack_k = ForJobs<PackAmxK<uint32_t>>;
+    kernels.pack_k = RunPackJobs<PackAmxK<uint32_t>>;
     kernels.unpack_k = RunJobs<UnpackAmxK<uint32_t>>;
   } else if (layout == PackedLayout::kVec && element_bytes == 2) {
     kernels.pack_k = ForJobs<PackVecK16>;

@@ -73,9 +73,9 @@ class ScoreTask {
         kv_head_(kv_head) {
     const int64_t row_bytes = tile_bytes_ / kTileTokens;
     const int64_t num_rows = kBatchRows + kSpareRows;
-    scratch->Reset(num_rows * (row_bytes + kChunkTokens * 4) + (kGroupTiles + 1) * tile_bytes_, 4);
+    scratch->Reset(num_rows * (row_bytes + kRowTokens * 4) + (kGroupTiles + 1) * tile_bytes_, 4);
     queries_ = scratch->Take<std::byte>(num_rows * row_bytes);
-    scores_ = scratch->Take<float>(num_rows * kChunkTokens);
+    scores_ = scratch->Take<float>(num_rows * kRowTokens);
     tiles_ = scratch->Take<std::byte>(kGroupTiles * tile_bytes_);
     rows_ = scratch->Take<std::byte>(tile_bytes_);
   }
@@ -89,7 +89,7 @@ class ScoreTask {
     const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
     for (int64_t key = first_entry * block_tokens_; key < end;) {
       const int64_t part_end = std::min(end, PartEnd(key));
-      ScorePart(key, part_end, end);
+      ScorePart(key, part_end);
       key = part_end;
     }
     if (kernels_.leave != nullptr) kernels_.leave();
@@ -121,15 +121,8 @@ class ScoreTask {
     return std::min(key / block_tokens_ * block_tokens_ + block_tokens_, key + kPartTokens);
   }
 
-  // Keys [first_key, end) of a task that goes on to `task_end`.
-  void ScorePart(int64_t first_key, int64_t end, int64_t task_end) {
+  void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
-    thread_local PrefetchQueue next_part;
-    next_part.Clear();
-    if (end < task_end) reader.AddTo(&next_part, end, std::min(task_end, PartEnd(end)), 0);
-    // Beside the scores memory is busy with what they need; beside the reductions it would rest.
-    const int64_t lines_per_group = next_part.num_lines() / 8;
-    const int64_t lines_per_row = (next_part.num_lines() + num_rows_ - 1) / num_rows_;
     for (int64_t key = first_key; key < end; key += kGroupTokens) {
       ScoreJob job;
       job.queries = queries_;
@@ -146,16 +139,12 @@ class ScoreTask {
         job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
       }
       kernels_.score(job);
-      next_part.Ask(lines_per_group);
     }
-    for (int64_t row = 0; row < num_rows_; ++row) {
-      ReducePart(row, first_key, end);
-      next_part.Ask(lines_per_row);
-    }
+    for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
   }
 
   void ReducePart(int64_t row, int64_t first_key, int64_t end) {
-    float* scores = scores_ + row * kChunkTokens;
+    float* scores = scores_ + row * kRowTokens;
     if (call_.scale != 1.0F) {
       for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
     }
@@ -215,7 +204,7 @@ class ScoreTask {
   int64_t first_row_ = 0;
   int64_t num_rows_ = 0;
   std::byte* queries_;  // [row][dims_padded]
-  float* scores_;       // [row][kChunkTokens]
+  float* scores_;       // [row][kRowTokens]
   std::byte* tiles_;
   std::byte* rows_;
 };

@@ -40,6 +40,27 @@ def test_UPL_4_nothing_moves_before_the_event_and_all_has_moved_after_it(pair, h
     assert_same_bytes(memory, expected)
 
 
+def test_UPL_4_columns_that_change_after_the_start_change_nothing(pair, held):
+    """UPL-4: what was asked for is what arrives, though its arrays are used anew at once."""
+    plain, packed, memory, _ = pair
+    expected = after_upload(pair, (3,), (1,))
+    source, target, valid = column(3), column(1), column(plain.shape.block_tokens)
+    event = kernels.start_pool_upload(
+        packed.current_ord(),
+        plain.current_ord(),
+        0,
+        source,
+        target,
+        valid,
+        packed_pool=packed,
+        plain_pool=plain,
+    )
+    source[:], target[:], valid[:] = 0, 2, 1
+    held()
+    event.wait()
+    assert_same_bytes(memory, expected)
+
+
 def test_waiting_releases_the_gil(pair, held):
     event = start(pair)
     threading.Timer(0.05, held).start()  # never fires where `wait` keeps the GIL

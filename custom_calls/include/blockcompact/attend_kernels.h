@@ -19,14 +19,17 @@ inline constexpr int64_t kTileTokens = 16;
 inline constexpr int64_t kGroupTiles = 4;
 inline constexpr int64_t kGroupTokens = kGroupTiles * kTileTokens;
 inline constexpr int64_t kChunkTokens = 512;  // softmax runs over a chunk; chunks are merged
-inline constexpr int64_t kDimsOfWord = 16;    // dims in one line of a V tile
+inline constexpr int64_t kChunkTiles = kChunkTokens / kTileTokens;
+inline constexpr int64_t kRowTokens =
+    kChunkTokens + 32;                      // no power of two: rows share no cache set
+inline constexpr int64_t kDimsOfWord = 16;  // dims in one line of a V tile
 
 struct VTile {
   const std::byte* base = nullptr;
   int64_t dim_group_stride_bytes = 0;  // distance of 16 dims from the next 16
 };
 
-// Rows of queries, scores and weights of one KV head. Scores and weights are kChunkTokens apart.
+// Rows of queries, scores and weights of one KV head. Scores and weights are kRowTokens apart.
 struct ScoreJob {
   const std::byte* queries;  // [num_rows, dims_padded]
   int64_t num_rows;
@@ -40,8 +43,7 @@ struct ValueJob {
   const std::byte* weights;  // elements of the type, of the group's first token
   int64_t num_rows;
   int64_t dims_padded;
-  VTile v_tiles[kGroupTiles];
-  VTile next_v_tiles[kGroupTiles];  // to prefetch; any readable address
+  VTile v_tiles[kChunkTiles];
   int64_t num_tiles;
   float* sums;  // [num_rows, dims_padded], added to
 };
@@ -96,9 +98,10 @@ struct AttendKernels {
   // rows[t] null: zeros. The last `head_dim` elements of a row are contiguous.
   void (*pack_k)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
   void (*pack_v)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
-  // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart.
-  void (*pack_k_vec)(const std::byte* column, int64_t num_tokens, int64_t row_stride,
-                     int64_t head_dim, std::byte* tile);
+  // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart. What
+  // lies the same way from `next_column` is prefetched; any readable address.
+  void (*pack_k_vec)(const std::byte* column, const std::byte* next_column, int64_t num_tokens,
+                     int64_t row_stride, int64_t head_dim, std::byte* tile);
   void (*score)(const ScoreJob& job);
   SoftmaxResult (*softmax)(const SoftmaxJob& job);
   void (*sums)(const BlocksJob& job);

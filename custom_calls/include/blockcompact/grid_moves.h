@@ -74,6 +74,18 @@ BLOCKCOMPACT_HOST_DEVICE LanePlace PlaceOfLane(uint32_t lane, const BlockShape& 
   return {region / 2, region % 2, (lane - region * lanes_per_region) * kNum};
 }
 
+// What a lane of a packed row does, unless its row is refused or padding: body.Move of K or of V.
+template <int kNum, typename Body>
+BLOCKCOMPACT_HOST_DEVICE void MoveInRegion(const Body& body, int64_t row, uint32_t lane) {
+  if (body.grid.is_refused() || body.grid.is_hole(row)) return;
+  const LanePlace place = PlaceOfLane<kNum>(lane, body.shape);
+  if (place.kv == 0) {
+    body.template Move<false>(row, lane, place);
+  } else {
+    body.template Move<true>(row, lane, place);
+  }
+}
+
 // Packed rows into plain blocks, the first valid tokens. Neighbouring threads read neighbouring
 // chunks: a packed row in host memory crosses the bus once, in order.
 template <PackedLayout kLayout, typename T, int kNum>
@@ -84,16 +96,9 @@ struct UnpackBody {
   GridRows grid;
 
   BLOCKCOMPACT_HOST_DEVICE void operator()(int64_t row, uint32_t lane) const {
-    if (grid.is_refused() || grid.is_hole(row)) return;
-    const LanePlace place = PlaceOfLane<kNum>(lane, shape);
-    if (place.kv == 0) {
-      Move<false>(row, lane, place);
-    } else {
-      Move<true>(row, lane, place);
-    }
+    MoveInRegion<kNum>(*this, row, lane);
   }
 
- private:
   template <bool kIsV>
   BLOCKCOMPACT_HOST_DEVICE void Move(int64_t row, uint32_t lane, const LanePlace& place) const {
     using Order = ChunkOrder<kLayout, kIsV, T, kNum>;
@@ -127,16 +132,9 @@ struct PackBody {
   GridRows grid;
 
   BLOCKCOMPACT_HOST_DEVICE void operator()(int64_t row, uint32_t lane) const {
-    if (grid.is_refused() || grid.is_hole(row)) return;
-    const LanePlace place = PlaceOfLane<kNum>(lane, shape);
-    if (place.kv == 0) {
-      Move<false>(row, lane, place);
-    } else {
-      Move<true>(row, lane, place);
-    }
+    MoveInRegion<kNum>(*this, row, lane);
   }
 
- private:
   template <bool kIsV>
   BLOCKCOMPACT_HOST_DEVICE void Move(int64_t row, uint32_t lane, const LanePlace& place) const {
     using Order = ChunkOrder<kLayout, kIsV, T, kNum>;
