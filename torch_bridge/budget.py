@@ -5,6 +5,12 @@ import re
 from dataclasses import dataclass
 from typing import cast
 
+SINK_BLOCKS = 1
+"""First blocks of a sequence that every budget holds."""
+
+RECENT_BLOCKS = 1
+"""Newest whole blocks of a sequence that every budget holds."""
+
 
 class OptionError(ValueError):
     """An option has a value that cannot be used."""
@@ -66,6 +72,28 @@ class Budget:
         if self.blocks is not None:
             return f"{self.blocks}b"
         return f"{cast(float, self.fraction) * 100:.6g}%"
+
+
+def effective_budget_blocks(budget: Budget, num_whole_blocks: int) -> int:
+    """Blocks a layer that a budget comes to; a small one still holds sink and recent blocks."""
+    return max(budget.num_blocks(num_whole_blocks), SINK_BLOCKS + RECENT_BLOCKS)
+
+
+def check_budget(budget: Budget) -> None:
+    """Refuses a count that is too small for sink and recent blocks.
+
+    A fraction is not refused: a growing sequence may meet it, and until then the budget that is
+    applied holds these blocks.
+
+    Raises:
+        OptionError: if it is.
+    """
+    smallest = SINK_BLOCKS + RECENT_BLOCKS
+    if budget.blocks is not None and budget.blocks < smallest:
+        raise OptionError(
+            f"`budget` {budget} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent block; "
+            f"give at least {smallest}b, or a fraction"
+        )
 
 
 _BUDGET = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|b)?", re.ASCII)

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from torch_bridge.budget import effective_budget_blocks
 from torch_bridge.huggingface.baseline import Divergence, FullDecode
 from torch_bridge.huggingface.options import RunOptions
-from torch_bridge.huggingface.session import CompactionSession, effective_budget_blocks
+from torch_bridge.huggingface.session import CompactionSession
 from torch_bridge.huggingface.speculate import SpeculativeDecode
 from torch_bridge.models.load import LoadedModel
 

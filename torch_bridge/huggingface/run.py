@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import OptionError
+from torch_bridge.budget import OptionError, check_budget
 from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
@@ -18,7 +18,6 @@ from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.report import RunReport, make_report
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
-from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS
 from torch_bridge.huggingface.speculate import decode_speculative, warm_up
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
@@ -112,12 +111,7 @@ def _check_fit(options: RunOptions, num_context_tokens: int, loaded: LoadedModel
             f"`block-tokens` is {options.block_tokens:,}; expected at most the {max_positions:,} "
             f"positions of {loaded.name}"
         )
-    num_needed = SINK_BLOCKS + RECENT_BLOCKS
-    if options.budget.blocks is not None and options.budget.blocks < num_needed:
-        raise OptionError(
-            f"`budget` {options.budget} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent "
-            f"block; give at least {num_needed}b, or a fraction"
-        )
+    check_budget(options.budget)
 
 
 def _run_session(

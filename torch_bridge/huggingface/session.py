@@ -11,17 +11,16 @@ from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.runtime import CompactionRuntime, Pools, RuntimeLimits
-from blockcompact_jax.scores import HeadReduction
-from blockcompact_jax.selection import SelectionPolicy, SmallBudget
-from torch_bridge.budget import Budget
+from torch_bridge.budget import Budget, effective_budget_blocks
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import borrow_attention, check_attention, return_attention
 from torch_bridge.huggingface.cache import CompactedCache, Phase
 from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.huggingface.policies import ScoreSource
-from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS, store_sizes
+from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.huggingface.verifier import BlockForward, LocalVerifier, Verifier
 from torch_bridge.memory import PrivateMemory
+from torch_bridge.policy import selection_policy
 from torch_bridge.resident import ResidentKV
 
 
@@ -32,26 +31,6 @@ class PartSeconds:
     draft: float = 0.0
     verify: float = 0.0
     reselect: float = 0.0
-
-
-def effective_budget_blocks(budget: Budget, num_whole_blocks: int) -> int:
-    """Blocks a layer that a budget comes to; a small one still holds sink and recent blocks."""
-    return max(budget.num_blocks(num_whole_blocks), SINK_BLOCKS + RECENT_BLOCKS)
-
-
-def selection_policy(*, max_want: int) -> SelectionPolicy:
-    """How a session selects: first block, newest block, and the best by mean attention mass.
-
-    A growing sequence may meet a fractional budget that is still below sink + recent; the policy
-    then keeps those and records the effective budget.
-    """
-    return SelectionPolicy(
-        max_want=max_want,
-        sink_blocks=SINK_BLOCKS,
-        recent_blocks=RECENT_BLOCKS,
-        on_small_budget=SmallBudget.EFFECTIVE,
-        head_reduction=HeadReduction.MEAN,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from blockcompact_jax.geometry import LayerGeometry, ModelGeometry
 from blockcompact_jax.kernels import Layout
+from torch_bridge.budget import RECENT_BLOCKS
 from torch_bridge.full import FullKV
 from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES, BlockAttention
 from torch_bridge.huggingface.cache import CompactedCache
@@ -18,9 +19,6 @@ from torch_bridge.huggingface.options import AttentionName
 from torch_bridge.memory import KVMemory
 from torch_bridge.pools import KVShape
 from torch_bridge.ring import TokenRing
-
-SINK_BLOCKS = 1
-RECENT_BLOCKS = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_bridge.budget import Budget, OptionError, parse_budget
+from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
 
 CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
-
-SINK_BLOCKS = 1
-RECENT_BLOCKS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +60,5 @@ def parse_config(additional_config: Any) -> AttendConfig | None:
             f"`reselect_every_tokens` is {every!r}, expected a whole number of 1 or more"
         )
     budget = parse_budget(str(given["budget"]))
-    smallest = SINK_BLOCKS + RECENT_BLOCKS
-    if budget.blocks is not None and budget.blocks < smallest:
-        raise OptionError(
-            f"`budget` {budget} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent block; "
-            f"give at least {smallest}b, or a fraction"
-        )
+    check_budget(budget)
     return AttendConfig(budget=budget, reselect_every_tokens=every)

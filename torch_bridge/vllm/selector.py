@@ -11,10 +11,10 @@ from jaxtyping import Float32, Int32
 
 from blockcompact_jax.errors import Result, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.scores import HeadReduction, reduce_heads
-from blockcompact_jax.selection import SelectionPolicy, SmallBudget, select
-from torch_bridge.budget import Budget
-from torch_bridge.vllm.config import RECENT_BLOCKS, SINK_BLOCKS
+from blockcompact_jax.scores import reduce_heads
+from blockcompact_jax.selection import SelectionPolicy, select
+from torch_bridge.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
+from torch_bridge.policy import selection_policy
 from torch_bridge.vllm.requests import DecodingRequest
 
 
@@ -29,13 +29,7 @@ class Selector:
         self.max_blocks = max_blocks
         self._geometry = geometry
         self._budget = budget
-        self._policy = SelectionPolicy(
-            max_want=self._budget_blocks(max_blocks),
-            sink_blocks=SINK_BLOCKS,
-            recent_blocks=RECENT_BLOCKS,
-            on_small_budget=SmallBudget.EFFECTIVE,
-            head_reduction=HeadReduction.MEAN,
-        )
+        self._policy = selection_policy(max_want=effective_budget_blocks(budget, max_blocks))
 
     def num_candidate_blocks(self, num_tokens: int) -> int:
         """Whole blocks before the always-attended tail."""
@@ -44,7 +38,7 @@ class Selector:
     def needs_all(self, num_tokens: int) -> bool:
         """Whether the budget holds every block of a sequence: then there is nothing to choose."""
         num_whole_blocks = num_tokens // self._geometry.block_tokens
-        return self._budget_blocks(num_whole_blocks) >= num_whole_blocks
+        return effective_budget_blocks(self._budget, num_whole_blocks) >= num_whole_blocks
 
     def warm_up(self) -> None:
         """Compiles the selection, so that no step pays for it."""
@@ -65,14 +59,11 @@ class Selector:
         """
         num_tokens = request.num_tokens
         num_candidates = self.num_candidate_blocks(num_tokens)
-        budget = self._budget_blocks(num_tokens // self._geometry.block_tokens)
+        budget = effective_budget_blocks(self._budget, num_tokens // self._geometry.block_tokens)
         want = self._select(mass, num_candidates, budget)
         request.selected = np.sort(want, axis=1)
         request.num_candidate_blocks = num_candidates
         request.num_selected_at_tokens = num_tokens
-
-    def _budget_blocks(self, num_whole_blocks: int) -> int:
-        return max(self._budget.num_blocks(num_whole_blocks), SINK_BLOCKS + RECENT_BLOCKS)
 
     def _select(
         self, mass: Float32[np.ndarray, "row head block"], num_candidates: int, budget: int
