@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, OptionError, parse_budget
+from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
@@ -185,7 +185,8 @@ class AttendCache(Cache):
             UnsupportedModelError: for an architecture, device or dtype that is not supported.
             UnsupportedLayoutError: if `layout` cannot hold the model's blocks.
         """
-        self._budget = _checked_budget(budget)
+        parsed = parse_budget(budget) if isinstance(budget, str) else budget
+        check_budget(parsed)
         _check_options(reselect_every_tokens, block_tokens, layout, attention)
         check_attention(model)
         if model.device.type != "cpu":
@@ -203,7 +204,7 @@ class AttendCache(Cache):
         self._model = model
         self._reselect_every_tokens = reselect_every_tokens
         self._is_gathering = attention == "gathered"
-        self._selector = Selector(self._sizes.geometry, self._budget, self._sizes.max_blocks)
+        self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
         self._num_rows_attended = 0
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
@@ -349,17 +350,6 @@ def _close_sequences(sequences: list[AttendSequence]) -> None:
     for sequence in sequences:
         sequence.close()
     sequences.clear()
-
-
-def _checked_budget(budget: Budget | str) -> Budget:
-    parsed = parse_budget(budget) if isinstance(budget, str) else budget
-    smallest = SINK_BLOCKS + RECENT_BLOCKS
-    if parsed.blocks is not None and parsed.blocks < smallest:
-        raise OptionError(
-            f"`budget` {parsed} is less than {SINK_BLOCKS} sink and {RECENT_BLOCKS} recent block; "
-            f"give at least {smallest}b, or a fraction"
-        )
-    return parsed
 
 
 def _check_options(
