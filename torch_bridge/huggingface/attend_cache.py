@@ -30,7 +30,7 @@ from torch_bridge.huggingface.attention import (
 from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 from torch_bridge.huggingface.options import ATTENTIONS, LAYOUTS, AttentionName, LayoutName
 from torch_bridge.huggingface.padding import num_padding_tokens
-from torch_bridge.huggingface.sizes import RECENT_BLOCKS, SINK_BLOCKS, store_sizes
+from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.vllm.selector import Selector
 
 _FAILED = -1
