@@ -177,6 +177,16 @@ def test_sampling_criteria_and_streamers_are_those_of_generate(llama):
     assert torch.equal(torch.cat([tokens.flatten() for tokens in heard[:-1]]), found[0])
 
 
+def test_several_samples_of_a_prompt_are_rows_of_the_cache(llama):
+    inputs, options = prompts([190]), {"do_sample": True, "num_return_sequences": 3}
+    torch.manual_seed(4)
+    expected = generate(llama, inputs, **options)
+    torch.manual_seed(4)
+    with AttendCache(llama, budget="100%", attention="gathered") as cache:
+        assert torch.equal(generate(llama, inputs, cache, **options), expected)
+        assert len(cache.sequences) == 3
+
+
 def test_caches_of_several_kinds_share_a_model(llama):
     """While one is open, stock caches, other caches and padding work as ever."""
     inputs = prompts([190, 70])
