@@ -215,7 +215,11 @@ def main() -> None:
     document: dict[str, Any] = {
         "kvpress": python is not None or "not installed",
         "torch": torch.__version__,
-        "arguments": {name: str(value) for name, value in vars(arguments).items()},
+        "arguments": {
+            name: value
+            for name, value in vars(arguments).items()
+            if name not in ("json", "kvpress_python")
+        },
         "models": {},
     }
     for name in arguments.models:

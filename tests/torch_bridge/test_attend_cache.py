@@ -287,6 +287,15 @@ def test_options_that_cannot_be_used_are_refused(llama, options):
     assert llama.config._attn_implementation == "sdpa"
 
 
+def test_float16_is_refused(llama):
+    typed = llama.to(torch.float16)
+    try:
+        with pytest.raises(UnsupportedModelError, match="float16; expected one of"):
+            AttendCache(typed, budget="50%")
+    finally:
+        llama.to(torch.float32)
+
+
 def test_gradients_are_refused(llama):
     with (
         AttendCache(llama, budget="50%") as cache,
