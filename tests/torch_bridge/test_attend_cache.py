@@ -177,6 +177,16 @@ def test_sampling_criteria_and_streamers_are_those_of_generate(llama):
     assert torch.equal(torch.cat([tokens.flatten() for tokens in heard[:-1]]), found[0])
 
 
+def test_several_samples_of_a_prompt_are_rows_of_the_cache(llama):
+    inputs, options = prompts([190]), {"do_sample": True, "num_return_sequences": 3}
+    torch.manual_seed(4)
+    expected = generate(llama, inputs, **options)
+    torch.manual_seed(4)
+    with AttendCache(llama, budget="100%", attention="gathered") as cache:
+        assert torch.equal(generate(llama, inputs, cache, **options), expected)
+        assert len(cache.sequences) == 3
+
+
 def test_caches_of_several_kinds_share_a_model(llama):
     """While one is open, stock caches, other caches and padding work as ever."""
     inputs = prompts([190, 70])
@@ -275,6 +285,15 @@ def test_options_that_cannot_be_used_are_refused(llama, options):
     with pytest.raises(OptionError, match=f"`{list(options)[-1]}`"):
         AttendCache(llama, **options)
     assert llama.config._attn_implementation == "sdpa"
+
+
+def test_float16_is_refused(llama):
+    typed = llama.to(torch.float16)
+    try:
+        with pytest.raises(UnsupportedModelError, match="float16; expected one of"):
+            AttendCache(typed, budget="50%")
+    finally:
+        llama.to(torch.float32)
 
 
 def test_gradients_are_refused(llama):

@@ -106,6 +106,8 @@ def test_a_sampler_gives_the_processors_probabilities_and_leaves_the_logits():
             "output_scores",
         ),
         ({"budget": "0%"}, OptionError, "budget"),
+        ({"num_draft_tokens": 0}, OptionError, "num_draft_tokens"),
+        ({"layout": "hnd"}, OptionError, "expected one of amx, vec"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(llama, options, error, message):

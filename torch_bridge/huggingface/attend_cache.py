@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
+from torch_bridge.budget import Budget, check_budget, parse_budget
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
@@ -27,8 +27,14 @@ from torch_bridge.huggingface.attention import (
     check_attention,
     return_attention,
 )
+from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES
 from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
-from torch_bridge.huggingface.options import ATTENTIONS, LAYOUTS, AttentionName, LayoutName
+from torch_bridge.huggingface.options import (
+    AttentionName,
+    LayoutName,
+    check_counts,
+    check_names,
+)
 from torch_bridge.huggingface.padding import num_padding_tokens
 from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.vllm.selector import Selector
@@ -185,9 +191,16 @@ class AttendCache(Cache):
             UnsupportedModelError: for an architecture, device or dtype that is not supported.
             UnsupportedLayoutError: if `layout` cannot hold the model's blocks.
         """
-        self._budget = _checked_budget(budget)
-        _check_options(reselect_every_tokens, block_tokens, layout, attention)
+        parsed = parse_budget(budget) if isinstance(budget, str) else budget
+        check_budget(parsed)
+        check_counts(reselect_every_tokens=reselect_every_tokens, block_tokens=block_tokens)
+        check_names(layout=layout, attention=attention)
         check_attention(model)
+        if model.dtype not in BLOCK_ATTENTION_DTYPES:
+            raise UnsupportedModelError(
+                f"the model's dtype is {model.dtype}; expected one of "
+                f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
+            )
         if model.device.type != "cpu":
             raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
         config = model.config.get_text_config(decoder=True)
@@ -203,7 +216,7 @@ class AttendCache(Cache):
         self._model = model
         self._reselect_every_tokens = reselect_every_tokens
         self._is_gathering = attention == "gathered"
-        self._selector = Selector(self._sizes.geometry, self._budget, self._sizes.max_blocks)
+        self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
         self._num_rows_attended = 0
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
@@ -349,26 +362,3 @@ def _close_sequences(sequences: list[AttendSequence]) -> None:
     for sequence in sequences:
         sequence.close()
     sequences.clear()
-
-
-def _checked_budget(budget: Budget | str) -> Budget:
-    parsed = parse_budget(budget) if isinstance(budget, str) else budget
-    check_budget(parsed)
-    return parsed
-
-
-def _check_options(
-    reselect_every_tokens: int, block_tokens: int, layout: str, attention: str
-) -> None:
-    for name, count in (
-        ("reselect_every_tokens", reselect_every_tokens),
-        ("block_tokens", block_tokens),
-    ):
-        if count < 1:
-            raise OptionError(f"`{name}` is {count}, expected 1 or more")
-    for name, given, known in (
-        ("layout", layout, LAYOUTS),
-        ("attention", attention, ATTENTIONS),
-    ):
-        if given not in known:
-            raise OptionError(f"`{name}` is {given!r}, expected one of {', '.join(known)}")

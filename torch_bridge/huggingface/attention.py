@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from torch_bridge.huggingface.block_attention import BlockAttention
 from torch_bridge.huggingface.layers import UnsupportedModelError
+from torch_bridge.versions import check_version
 
 _CHANGES_ATTENTION = ("s_aux", "softcap", "position_bias", "sinks", "head_mask")
 """Keywords with which some models ask for another attention than softmax over scaled products."""
@@ -187,7 +188,9 @@ def check_attention(model: PreTrainedModel) -> None:
 
     Raises:
         UnsupportedModelError: if the model's own attention is not scaled dot-product attention.
+        UntestedVersionError: for a version of transformers that was not tested.
     """
+    check_version("transformers")
     name = model.config._attn_implementation  # no public getter exists
     if name != STOCK_ATTENTION and not _num_borrowers.get(model):
         raise UnsupportedModelError(
@@ -201,6 +204,7 @@ def borrow_attention(model: PreTrainedModel) -> None:
 
     Raises:
         UnsupportedModelError: if the model's own attention is not scaled dot-product attention.
+        UntestedVersionError: for a version of transformers that was not tested.
     """
     check_attention(model)
     model.set_attn_implementation(register())

@@ -30,8 +30,13 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, OptionError, parse_budget
-from torch_bridge.huggingface.options import AttentionName, LayoutName
+from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
+from torch_bridge.huggingface.options import (
+    AttentionName,
+    LayoutName,
+    check_counts,
+    check_names,
+)
 from torch_bridge.huggingface.padding import num_padding_tokens
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.sampling import ProcessedSampler, Sampler
@@ -97,6 +102,13 @@ def lossless_generate(
         UnsupportedModelError: for an architecture or a dtype that is not supported.
     """
     parsed = parse_budget(budget) if isinstance(budget, str) else budget
+    check_budget(parsed)
+    check_counts(
+        num_draft_tokens=num_draft_tokens,
+        reselect_every_rounds=reselect_every_rounds,
+        block_tokens=block_tokens,
+    )
+    check_names(layout=layout, attention=attention)
     _check(input_ids, logits_processor, generation_config, model_kwargs, token_streamer)
     mask = model_kwargs.get("attention_mask")
     padding = num_padding_tokens(

@@ -19,6 +19,32 @@ LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 
 
+_KNOWN_NAMES = {"policy": POLICIES, "dtype": DTYPES, "layout": LAYOUTS, "attention": ATTENTIONS}
+
+
+def check_counts(**counts: int) -> None:
+    """Refuses counts below 1.
+
+    Raises:
+        OptionError: naming the first such count.
+    """
+    for name, value in counts.items():
+        if value < 1:
+            raise OptionError(f"`{name}` is {value}, expected 1 or more")
+
+
+def check_names(**names: str) -> None:
+    """Refuses unknown names of a policy, dtype, layout or attention, by keyword.
+
+    Raises:
+        OptionError: naming the first such option and what is known.
+    """
+    for name, value in names.items():
+        known = _KNOWN_NAMES[name]
+        if value not in known:
+            raise OptionError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """What `blockcompact run` does. Checked when constructed.
@@ -70,25 +96,16 @@ class RunOptions:
             raise OptionError("`model` is empty, expected a model name or a path")
         if self.prompt is not None and self.prompt_file is not None:
             raise OptionError("`prompt` and `prompt_file` are both given, expected at most one")
-        for name in (
-            "context_tokens",
-            "num_new_tokens",
-            "block_tokens",
-            "num_draft_tokens",
-            "reselect_every_rounds",
-        ):
-            value = getattr(self, name)
-            if value < 1:
-                raise OptionError(f"`{name}` is {value}, expected 1 or more")
-        for name, known in (
-            ("policy", POLICIES),
-            ("dtype", DTYPES),
-            ("layout", LAYOUTS),
-            ("attention", ATTENTIONS),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise OptionError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")
+        check_counts(
+            context_tokens=self.context_tokens,
+            num_new_tokens=self.num_new_tokens,
+            block_tokens=self.block_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            reselect_every_rounds=self.reselect_every_rounds,
+        )
+        check_names(
+            policy=self.policy, dtype=self.dtype, layout=self.layout, attention=self.attention
+        )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
                 f"`temperature` is {self.temperature}, expected a finite number, 0 or more"

@@ -26,8 +26,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
+from torch_bridge.versions import check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
-from torch_bridge.vllm.versions import check_version
 
 # vLLM loads this module wherever it is installed; JAX comes in only where compaction is on.
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
-        check_version()
+        check_version("vLLM")
         self._check_engine()
         return GroupCompaction(
             config,
