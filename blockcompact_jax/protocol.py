@@ -233,9 +233,15 @@ def _source_kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Initialize:
-    """Consumer to producer: shake hands."""
+    """Consumer to producer: shake hands.
+
+    Attributes:
+        capabilities: What the consumer says of itself.
+        is_copy_fallback_asked: Whether the producer may gather copies where it must.
+    """
 
     capabilities: Capabilities
+    is_copy_fallback_asked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,12 +268,14 @@ class Prefill(RequestMessage):
         token_ids: The prompt.
         max_tokens: Longest sequence that follows, drafts included.
         num_draft_tokens: Most tokens of one draft.
+        num_copy_blocks: Blocks of the compaction area; 0 where sources are read in place.
     """
 
     operation_id: int
     token_ids: tuple[int, ...]
     max_tokens: int
     num_draft_tokens: int
+    num_copy_blocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

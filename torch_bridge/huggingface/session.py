@@ -14,6 +14,7 @@ from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
 from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import SelectionPolicy, SmallBudget
 from blockcompact_jax.transfer import Pools
+from blockcompact_jax.upload import SourceKind
 from torch_bridge.budget import Budget
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import register
@@ -128,6 +129,11 @@ class CompactionSession:
         self.verifier = self._new_verifier()
         self.model.set_attn_implementation(register())
 
+    @property
+    def source_kind(self) -> SourceKind:
+        """What uploads read."""
+        return SourceKind.SOURCE_ONLY
+
     def _new_runtime(self) -> CompactionRuntime:
         limits, max_blocks = self.limits, self.sizes.max_blocks
         return CompactionRuntime(
@@ -138,6 +144,7 @@ class CompactionSession:
                 max_unselected_tokens=(limits.reselect_every_rounds + 1)
                 * (limits.num_draft_tokens + 1),
             ),
+            source_kind=self.source_kind,
         )
 
     def _new_resident(self) -> ResidentKV:
