@@ -379,7 +379,13 @@ def canonical_body(message: Message) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
+_JSON_TYPES: Final = frozenset({int, str, bool, float, type(None)})
+
+
 def _plain(value: Any) -> Any:
+    # An upload has thousands of values, nearly all of them numbers: these first.
+    if type(value) in _JSON_TYPES:
+        return value
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, frozenset):
@@ -387,8 +393,5 @@ def _plain(value: Any) -> Any:
         return sorted(members)
     if isinstance(value, tuple):
         return [_plain(member) for member in value]  # pyright: ignore
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return value
+    fields: dict[str, Any] = vars(value)
+    return {name: _plain(member) for name, member in fields.items()}

@@ -149,7 +149,7 @@ class CompactionUploadWire(_Wire):
             selection_revision=self.selection_revision,
             source_kind=self.source_kind,
             num_tokens=self.num_tokens,
-            rows=tuple(protocol.UploadRow(**dict(row)) for row in self.rows),
+            rows=tuple(protocol.UploadRow(**vars(row)) for row in self.rows),
         )
 
 

@@ -179,7 +179,8 @@ class CompactionSession:
             Logits [num_tokens, vocabulary].
         """
         begin = time.perf_counter()
-        logits = self._forward(Phase.DRAFT, self.blocks, token_ids)
+        with self.resident.tables.reading():
+            logits = self._forward(Phase.DRAFT, self.blocks, token_ids)
         self.seconds.draft += time.perf_counter() - begin
         return logits
 
