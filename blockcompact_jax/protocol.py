@@ -233,9 +233,15 @@ def _source_kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Initialize:
-    """Consumer to producer: shake hands."""
+    """Consumer to producer: shake hands.
+
+    Attributes:
+        capabilities: What the consumer says of itself.
+        is_copy_fallback_asked: Whether the producer may gather copies where it must.
+    """
 
     capabilities: Capabilities
+    is_copy_fallback_asked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,12 +268,14 @@ class Prefill(RequestMessage):
         token_ids: The prompt.
         max_tokens: Longest sequence that follows, drafts included.
         num_draft_tokens: Most tokens of one draft.
+        num_copy_blocks: Blocks of the compaction area; 0 where sources are read in place.
     """
 
     operation_id: int
     token_ids: tuple[int, ...]
     max_tokens: int
     num_draft_tokens: int
+    num_copy_blocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +379,13 @@ def canonical_body(message: Message) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
+_JSON_TYPES: Final = frozenset({int, str, bool, float, type(None)})
+
+
 def _plain(value: Any) -> Any:
+    # An upload has thousands of values, nearly all of them numbers: these first.
+    if type(value) in _JSON_TYPES:
+        return value
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, frozenset):
@@ -379,8 +393,5 @@ def _plain(value: Any) -> Any:
         return sorted(members)
     if isinstance(value, tuple):
         return [_plain(member) for member in value]  # pyright: ignore
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return value
+    fields: dict[str, Any] = vars(value)
+    return {name: _plain(member) for name, member in fields.items()}

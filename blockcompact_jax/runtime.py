@@ -45,6 +45,7 @@ from blockcompact_jax.step import (
 )
 from blockcompact_jax.transfer import ROW_COLUMNS, Mover, Pools, Transaction, move_rows, used_rows
 from blockcompact_jax.typed_jit import typed_jit
+from blockcompact_jax.upload import SourceKind
 
 # Tables are per layer, so a retention moves no bytes and takes no time doing so. Metadata goes to
 # nobody, so its time stays unmeasured.
@@ -105,7 +106,12 @@ class CompactionRuntime:
     """
 
     def __init__(
-        self, *, geometry: ModelGeometry, selection: SelectionPolicy, limits: RuntimeLimits
+        self,
+        *,
+        geometry: ModelGeometry,
+        selection: SelectionPolicy,
+        limits: RuntimeLimits,
+        source_kind: SourceKind = SourceKind.SOURCE_ONLY,
     ) -> None:
         """Plans the capacities; `attach` the pools before use.
 
@@ -115,6 +121,8 @@ class CompactionRuntime:
             geometry: static facts.
             selection: how blocks are chosen.
             limits: capacities.
+            source_kind: what transfers read; with CPU_COPY the source blocks are [0, max_blocks)
+                and the compaction area follows.
         """
         self._geometry = geometry
         self._limits = limits
@@ -127,6 +135,7 @@ class CompactionRuntime:
             selection=selection,
             retention=RetentionPolicy(tables=TableSupport.LAYER),
             max_upload=selection.max_want,
+            source_kind=source_kind,
             operations=NativeOperations(),
         )
         self.metrics = _NO_COSTS
@@ -198,7 +207,15 @@ class CompactionRuntime:
         state = self._state
         residency = self._graduate(state, 0)
         static: Any = {"geometry": self._geometry, "policy": self._policy}
-        plan, reserved = plan_step(scores, 0, residency, state.ownership, budget_blocks=0, **static)
+        plan, reserved = plan_step(
+            scores,
+            0,
+            residency,
+            state.ownership,
+            budget_blocks=0,
+            first_cpu_destination=self._limits.max_blocks,
+            **static,
+        )
         jax.block_until_ready(commit_step(plan, residency, reserved, **static))
 
     def reselect(
@@ -235,6 +252,7 @@ class CompactionRuntime:
             residency,
             state.ownership,
             budget_blocks=budget_blocks,
+            first_cpu_destination=self._limits.max_blocks,
             geometry=self._geometry,
             policy=self._policy,
         )
@@ -294,7 +312,7 @@ class CompactionRuntime:
 
     def _upload(self, plan: StepPlan) -> None:
         """Moves the bytes of a plan from the packed pool into the resident pool."""
-        columns = used_rows(plan.upload)
+        columns = used_rows(plan.upload, first_copy_block=self._limits.max_blocks)
         if self._mover is None:
             move_rows(self._attached(), columns)
         else:
@@ -339,14 +357,18 @@ class CompactionRuntime:
 
     def _book(self, plan: StepPlan, commit: StepCommit, times: CompactionMetrics) -> None:
         """Adds one selection to the metrics: its times, bytes moved and blocks freed."""
-        upload_bytes = int(plan.upload.num_rows) * self._attached().resident.shape.block_bytes
+        num_rows = int(plan.upload.num_rows)
+        upload_bytes = num_rows * self._attached().resident.shape.block_bytes
+        is_copy = plan.upload.source_kind is SourceKind.CPU_COPY
         self.metrics = self.metrics.add(
             replace(
                 times,
+                cpu_gather_bytes=upload_bytes if is_copy else 0,
+                cpu_destination_blocks=num_rows if is_copy else 0,
                 h2d_bytes=upload_bytes,
                 unpack_bytes=upload_bytes,
                 scatter_bytes=upload_bytes,
-                metadata_elements=int(plan.upload.num_rows) * len(ROW_COLUMNS),
+                metadata_elements=num_rows * len(ROW_COLUMNS),
                 physical_blocks_released=int(commit.retirement.physical_blocks_released),
             )
         )

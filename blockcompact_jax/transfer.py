@@ -12,7 +12,7 @@ from jaxtyping import Int32
 
 from blockcompact_jax.ids import HOLE
 from blockcompact_jax.kernels import RegisteredPool, host_pool_upload, raise_for_status
-from blockcompact_jax.upload import UploadPlan
+from blockcompact_jax.upload import SourceKind, UploadPlan
 
 ROW_COLUMNS: Final = ("layer_row", "source_block", "physical_block", "valid_tokens")
 """What a transfer reads of each row of an upload plan."""
@@ -34,7 +34,9 @@ class Pools:
     """The stores of one request that a selection moves bytes between.
 
     Attributes:
-        packed: packed CPU pool; source block b holds logical block b.
+        packed: packed CPU pool that transfers read. With SOURCE_ONLY its block b is source block b,
+            which holds logical block b; with CPU_COPY it is the compaction area alone, and its
+            block 0 is the first CPU destination block.
         resident: plain resident pool.
     """
 
@@ -42,10 +44,19 @@ class Pools:
     resident: RegisteredPool
 
 
-def used_rows(upload: UploadPlan) -> Rows:
-    """Returns the rows of a plan that are in use."""
+def used_rows(upload: UploadPlan, *, first_copy_block: int = 0) -> Rows:
+    """Returns the rows of a plan that are in use, as `Pools.packed` numbers its blocks.
+
+    Args:
+        upload: the plan.
+        first_copy_block: first CPU destination block, with CPU_COPY.
+    """
     is_used = np.asarray(upload.physical_block) != HOLE
-    return {name: np.asarray(getattr(upload, name))[is_used] for name in ROW_COLUMNS}
+    rows = {name: np.asarray(getattr(upload, name))[is_used] for name in ROW_COLUMNS}
+    if upload.source_kind is SourceKind.CPU_COPY:
+        copies = np.asarray(upload.cpu_destination_block)[is_used]
+        rows["source_block"] = copies - np.int32(first_copy_block)
+    return rows
 
 
 def move_rows(pools: Pools, rows: Rows) -> None:

@@ -69,9 +69,13 @@ class KVShape:
     def register_packed(
         self, tensor: torch.Tensor, num_blocks: int, layout: Layout, *, is_writable: bool = True
     ) -> RegisteredPool:
-        """Registers a [num_rows, num_blocks, num_kv_heads, 2 * block_tokens, head_dim] tensor."""
+        """Registers a [num_rows, num_blocks, num_kv_heads, 2 * block_tokens, head_dim] tensor.
+
+        With one row it stands for every row of the pool.
+        """
+        is_shared = tensor.shape[0] == 1
         return RegisteredPool.register_packed(
-            tensor.data_ptr(),
+            [tensor.data_ptr()] * self.num_rows if is_shared else tensor.data_ptr(),
             layout=layout,
             num_layers=self.num_rows,
             num_blocks=num_blocks,

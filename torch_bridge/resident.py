@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from blockcompact_jax.kernels import AttendSegment
 from torch_bridge.memory import KVMemory, PrivateMemory
 from torch_bridge.pools import KVShape
+from torch_bridge.tables import BlockTables
 
 RESIDENT_REGION = "resident"
 """Name of the pool's memory."""
@@ -27,6 +28,7 @@ class ResidentKV:
             outside of blocks, so that gathering a table's blocks gives attention-ready keys. In
             memory they come first of all, so that the heads of a rank are one piece.
         pool: its registration.
+        tables: each row's block table, at addresses that never change.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class ResidentKV:
         self._blocks = self.tensor.view(
             shape.num_rows, 2, shape.num_kv_heads, num_physical_blocks, -1
         )
-        self._tables: list[Int32[np.ndarray, " entries"]] = []
+        self.tables = BlockTables(shape.num_rows, num_physical_blocks)
         self._num_selected: list[int] = []
         self._tail = np.empty((shape.num_rows, 0), dtype=np.int64)
         self._tail_start_token_position = 0
@@ -79,6 +81,7 @@ class ResidentKV:
 
         Raises:
             ValueError: if the tail does not begin at a block boundary or rows are missing.
+            TablesBusyError: if something reads the tables now.
         """
         num_rows, block_tokens = self.shape.num_rows, self.shape.block_tokens
         if tail_start_token_position % block_tokens:
@@ -91,14 +94,18 @@ class ResidentKV:
                 f"`selected_physical_blocks` has {len(selected_physical_blocks)} rows and "
                 f"`tail_physical_blocks` {len(tail_physical_blocks)}; expected {num_rows} of each."
             )
-        self._tables = [
-            np.concatenate([selected, tail]).astype(np.int32)
-            for selected, tail in zip(selected_physical_blocks, tail_physical_blocks, strict=True)
-        ]
+        num_entries = self.tables.swap(
+            [
+                np.concatenate([selected, tail]).astype(np.int32)
+                for selected, tail in zip(
+                    selected_physical_blocks, tail_physical_blocks, strict=True
+                )
+            ]
+        )
         self._num_selected = [len(selected) for selected in selected_physical_blocks]
         self._tail = tail_physical_blocks.astype(np.int64)
         self._tail_start_token_position = tail_start_token_position
-        return sum(len(table) for table in self._tables)
+        return num_entries
 
     def write(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Writes draft keys and values [num_kv_heads, num_new, head_dim] into one row's tail."""
@@ -116,7 +123,9 @@ class ResidentKV:
         """
         num_tail_tokens = num_tokens - self._tail_start_token_position
         num_keys = self._num_selected[row] * self.shape.block_tokens + num_tail_tokens
-        return [AttendSegment(self.pool, self.pool.current_ord(), row, self._tables[row], num_keys)]
+        return [
+            AttendSegment(self.pool, self.pool.current_ord(), row, self.tables.row(row), num_keys)
+        ]
 
     def read(self, row: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Gathers one row's resident keys and values through its table.
@@ -131,7 +140,7 @@ class ResidentKV:
         shape, num_selected = self.shape, self._num_selected[row]
         num_tail_tokens = num_tokens - self._tail_start_token_position
         num_entries = num_selected + -(-num_tail_tokens // shape.block_tokens)
-        table = torch.from_numpy(self._tables[row][:num_entries])
+        table = torch.from_numpy(self.tables.row(row)[:num_entries])
         gathered = self._blocks[row].index_select(2, table)
         tokens = gathered.view(2, shape.num_kv_heads, -1, shape.head_dim)
         key, value = tokens[:, :, : num_selected * shape.block_tokens + num_tail_tokens].unbind(0)

@@ -1,192 +1,95 @@
-"""One layer's block tables in the forms that engines take: vLLM's and FlashInfer's.
+"""Block tables at fixed addresses, changed only while nobody reads them.
 
-Our own form is ragged: for each request the physical blocks its keys lie in, in attention order,
-and how many keys that are. Every function checks whole inputs before it writes anything.
+What was captured once and is replayed (a CUDA graph, a compiled call over registered memory) keeps
+the address of a table, not its entries. So a table must not move, and its entries may change only
+at a safe point: when no replay is running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from jaxtyping import Int32
 
-PhysicalBlocks = Int32[np.ndarray, " entries"]
+from blockcompact_jax.ids import HOLE
 
 
-class VllmTables(NamedTuple):
-    """What vLLM's attention kernels take.
-
-    Attributes:
-        block_table: int32 [batch, max_blocks], physical blocks; 0 past a request's keys.
-        seq_lens: int32 [batch], keys attended to.
-    """
-
-    block_table: Int32[np.ndarray, "batch max_blocks"]
-    seq_lens: Int32[np.ndarray, " batch"]
+class TablesBusyError(RuntimeError):
+    """The tables were to change while a replay reads them. Nothing has changed."""
 
 
-class FlashInferTables(NamedTuple):
-    """What FlashInfer's paged wrappers plan with; a page is a block.
+class BlockTables:
+    """One block table a row, in buffers that stay where they are.
 
     Attributes:
-        kv_indptr: int32 [batch + 1], where each request's pages begin in `kv_indices`.
-        kv_indices: int32 [num_pages], physical blocks of all requests, one after the other.
-        kv_last_page_len: int32 [batch], keys in each request's last page: 1 to `block_tokens`, 0
-            for a request without keys.
+        physical_blocks: int32 [row, max_entries], HOLE behind the entries of a row. Its memory is
+            the same for life.
+        num_entries: int32 [row]; likewise.
+        revision: swaps so far.
     """
 
-    kv_indptr: Int32[np.ndarray, " batch+1"]
-    kv_indices: Int32[np.ndarray, " num_pages"]
-    kv_last_page_len: Int32[np.ndarray, " batch"]
+    def __init__(self, num_rows: int, max_entries: int) -> None:
+        """Allocates empty tables."""
+        self.physical_blocks = np.full((num_rows, max_entries), HOLE, np.int32)
+        self.num_entries = np.zeros(num_rows, np.int32)
+        self.revision = 0
+        self._num_readers = 0
+        self._condition = threading.Condition()
 
+    def row(self, row: int) -> Int32[np.ndarray, " entries"]:
+        """The entries of one row, as a view."""
+        return self.physical_blocks[row, : self.num_entries[row]]
 
-def to_vllm(
-    physical_blocks: Sequence[PhysicalBlocks],
-    num_keys: Sequence[int],
-    *,
-    block_tokens: int,
-    out: VllmTables | None = None,
-) -> VllmTables:
-    """Pads ragged tables to a rectangle.
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Surrounds a replay: until it ends no table changes."""
+        with self._condition:
+            self._num_readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_readers -= 1
+                self._condition.notify_all()
 
-    Args:
-        physical_blocks: each request's blocks in attention order; entries past its last key are
-            left out.
-        num_keys: each request's keys; the last block may be partial.
-        block_tokens: tokens a block.
-        out: persistent buffers, which a captured graph may read; at least as many rows as requests
-            and as many columns as blocks. Rows and columns that no request uses become 0.
+    def swap(
+        self,
+        physical_blocks: Sequence[Int32[np.ndarray, " entries"]],
+        *,
+        wait_seconds: float = 0.0,
+    ) -> int:
+        """Replaces the entries of every row in place, at a safe point.
 
-    Returns:
-        `out`, or new arrays of exactly the size needed.
+        Args:
+            physical_blocks: the new table of each row.
+            wait_seconds: how long to wait for replays to end.
 
-    Raises:
-        ValueError: if a request has more keys than its blocks hold or a negative block, or `out` is
-            too small.
-    """
-    used = _used(physical_blocks, num_keys, block_tokens)
-    num_columns = max((blocks.size for blocks in used), default=0)
-    if out is None:
-        out = VllmTables(
-            np.zeros((len(used), num_columns), np.int32), np.zeros(len(used), np.int32)
-        )
-    _check_out(out, len(used), num_columns)
-    out.block_table[:] = 0
-    out.seq_lens[:] = 0
-    out.seq_lens[: len(used)] = num_keys
-    for row, blocks in zip(out.block_table, used, strict=False):
-        row[: blocks.size] = blocks
-    return out
+        Returns:
+            Entries written.
 
-
-def from_vllm(tables: VllmTables, *, block_tokens: int) -> list[PhysicalBlocks]:
-    """Cuts each request's blocks out of a rectangle; what lies past its keys is not looked at.
-
-    Raises:
-        ValueError: if a row has fewer entries than its keys need, or a negative block among them.
-    """
-    return _used(list(tables.block_table), tables.seq_lens.tolist(), block_tokens)
-
-
-def to_flashinfer(
-    physical_blocks: Sequence[PhysicalBlocks], num_keys: Sequence[int], *, block_tokens: int
-) -> FlashInferTables:
-    """Concatenates ragged tables.
-
-    Args:
-        physical_blocks: each request's blocks in attention order; entries past its last key are
-            left out.
-        num_keys: each request's keys; the last block may be partial.
-        block_tokens: tokens a block.
-
-    Raises:
-        ValueError: if a request has more keys than its blocks hold or a negative block.
-    """
-    used = _used(physical_blocks, num_keys, block_tokens)
-    num_pages = np.array([blocks.size for blocks in used], np.int32)
-    keys = np.asarray(num_keys, np.int32)
-    return FlashInferTables(
-        kv_indptr=np.concatenate([[0], np.cumsum(num_pages)]).astype(np.int32),
-        kv_indices=np.concatenate([np.empty(0, np.int32), *used]),
-        kv_last_page_len=keys - np.maximum(num_pages - 1, 0) * np.int32(block_tokens),
-    )
-
-
-def from_flashinfer(
-    tables: FlashInferTables, *, block_tokens: int
-) -> tuple[list[PhysicalBlocks], list[int]]:
-    """Splits concatenated tables.
-
-    Returns:
-        Each request's physical blocks, and its keys.
-
-    Raises:
-        ValueError: if the arrays contradict each other.
-    """
-    indptr, indices, last = tables
-    num_pages = np.diff(indptr)
-    is_last_fine = np.where(num_pages > 0, (last >= 1) & (last <= block_tokens), last == 0)
-    if (
-        indptr.size != last.size + 1
-        or indptr[0] != 0
-        or indptr[-1] != indices.size
-        or (num_pages < 0).any()
-    ):
-        raise ValueError(
-            f"`kv_indptr` is {indptr.tolist()} for {last.size} requests and {indices.size} pages; "
-            "expected it to rise from 0 to the number of pages, one entry more than requests"
-        )
-    if not is_last_fine.all():
-        raise ValueError(
-            f"`kv_last_page_len` is {last.tolist()}; expected 1 to {block_tokens}, and 0 only "
-            "where a request has no page"
-        )
-    num_keys = np.maximum(num_pages - 1, 0) * block_tokens + last
-    return [indices[first:end] for first, end in pairwise(indptr)], num_keys.tolist()
-
-
-def _used(
-    physical_blocks: Sequence[PhysicalBlocks], num_keys: Sequence[int], block_tokens: int
-) -> list[PhysicalBlocks]:
-    """Each request's blocks up to its last key, checked."""
-    if block_tokens < 1:
-        raise ValueError(f"`block_tokens` is {block_tokens}; expected 1 or more")
-    if len(physical_blocks) != len(num_keys):
-        raise ValueError(
-            f"`physical_blocks` has {len(physical_blocks)} requests and `num_keys` {len(num_keys)};"
-            " expected as many"
-        )
-    used: list[PhysicalBlocks] = []
-    for request, (blocks, keys) in enumerate(zip(physical_blocks, num_keys, strict=True)):
-        num_blocks = -(-keys // block_tokens)
-        if blocks.dtype != np.int32 or blocks.ndim != 1:
+        Raises:
+            TablesBusyError: if a replay still runs then.
+            ValueError: if rows are missing, or a table is longer than its buffer.
+        """
+        num_rows, max_entries = self.physical_blocks.shape
+        longest = max((len(table) for table in physical_blocks), default=0)
+        if len(physical_blocks) != num_rows or longest > max_entries:
             raise ValueError(
-                f"`physical_blocks[{request}]` is {blocks.dtype} with {blocks.ndim} axes; expected "
-                "int32 with one"
+                f"`physical_blocks` has {len(physical_blocks)} tables of up to {longest} entries; "
+                f"expected {num_rows} of at most {max_entries}."
             )
-        if keys < 0 or num_blocks > blocks.size:
-            raise ValueError(
-                f"`num_keys[{request}]` is {keys}; expected 0 to {blocks.size * block_tokens}, "
-                f"what the request's {blocks.size} blocks hold"
-            )
-        if (blocks[:num_blocks] < 0).any():
-            raise ValueError(
-                f"`physical_blocks[{request}]` is {blocks[:num_blocks].tolist()}; expected no "
-                "HOLE before the last key. Compact the table first."
-            )
-        used.append(blocks[:num_blocks])
-    return used
-
-
-def _check_out(out: VllmTables, num_requests: int, num_columns: int) -> None:
-    rows, columns = out.block_table.shape
-    if rows < num_requests or columns < num_columns or out.seq_lens.size != rows:
-        raise ValueError(
-            f"`out` has a table of {rows} x {columns} and {out.seq_lens.size} lengths; expected at "
-            f"least {num_requests} x {num_columns} and as many lengths as rows"
-        )
-    if out.block_table.dtype != np.int32 or out.seq_lens.dtype != np.int32:
-        raise ValueError("`out` must be int32 arrays")
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._num_readers == 0, wait_seconds):
+                raise TablesBusyError(
+                    f"{self._num_readers} replays read the tables; swap them when those have "
+                    "ended, or wait longer."
+                )
+            for row, table in enumerate(physical_blocks):
+                self.physical_blocks[row, : len(table)] = table
+                self.physical_blocks[row, len(table) :] = HOLE
+                self.num_entries[row] = len(table)
+            self.revision += 1
+        return int(self.num_entries.sum())

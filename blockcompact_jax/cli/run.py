@@ -14,6 +14,7 @@ from .run_options import (
     BudgetOption,
     CompareFullOption,
     ContextOption,
+    CopyFallbackOption,
     DraftTokensOption,
     DtypeOption,
     JsonOption,
@@ -56,6 +57,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     remote: RemoteOption = None,
     token_file: TokenFileOption = None,
     ranks: RanksOption = 1,
+    copy_fallback: CopyFallbackOption = False,
     is_json: JsonOption = False,
 ) -> None:
     """Decode with a compacted KV cache, checked against the full one, and report the savings.
@@ -92,17 +94,18 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         )
     except OptionError as error:
         raise UserError(f"{error} (see `blockcompact run --help`)") from error
-    if ranks > 1 and remote is None:
-        raise UserError(f"`ranks` is {ranks} without `--remote`; name a server, or give 1 rank")
+    if remote is None and (ranks > 1 or copy_fallback):
+        given = "`--copy-fallback`" if copy_fallback else f"`--ranks {ranks}`"
+        raise UserError(f"{given} needs a server; name one with `--remote`")
     read_prompt(prompt, prompt_file)  # A bad prompt is refused before anything is fetched.
     require_modules("blockcompact run", NEEDED_TO_RUN, extra="models")
 
     from torch_bridge.huggingface.report import render, to_json
     from torch_bridge.huggingface.run import run_decoding
 
-    connection = _connect(remote, token_file)
+    connection = _connect(remote, token_file, ranks, copy_fallback)
     with make_observer(is_text_shown=not is_json) as observer:
-        report = run_decoding(options, observer=observer, remote=connection, num_ranks=ranks)
+        report = run_decoding(options, observer=observer, remote=connection)
     if is_json:
         typer.echo(to_json(report))
     else:
@@ -110,12 +113,14 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         render(report, Console())
 
 
-def _connect(remote: str | None, token_file: Path | None) -> Any:
-    """Returns the connection to a verifier; None to verify in this process."""
+def _connect(remote: str | None, token_file: Path | None, num_ranks: int, is_copying: bool) -> Any:
+    """Returns how to reach a verifier; None to verify in this process."""
     if remote is None:
         return None
     require_modules("blockcompact run --remote", ("httpx", "pydantic"), extra="remote")
     from blockcompact_jax.remote.access import read_token
     from blockcompact_jax.remote.client import RemoteClient
+    from torch_bridge.huggingface.remote import RemoteOptions
 
-    return RemoteClient(remote, token=read_token(token_file))
+    client = RemoteClient(remote, token=read_token(token_file))
+    return RemoteOptions(client=client, num_ranks=num_ranks, is_copying=is_copying)

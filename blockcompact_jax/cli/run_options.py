@@ -87,3 +87,11 @@ RanksOption = Annotated[
         "heads.",
     ),
 ]
+CopyFallbackOption = Annotated[
+    bool,
+    typer.Option(
+        "--copy-fallback",
+        help="With --remote: the server gathers blocks into its compaction area before each upload "
+        "instead of their being read in place; needs `serve --copy-area`.",
+    ),
+]

@@ -41,6 +41,14 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
     lease: Annotated[
         float, typer.Option(min=1, help="Seconds of silence after which a client is lost.")
     ] = 60.0,
+    copy_area: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Largest compaction area of a request, in blocks, for `run --copy-fallback`; "
+            "without one, blocks are only read in place.",
+        ),
+    ] = 0,
 ) -> None:
     """Hold full KV caches and verify drafts for `blockcompact run --remote`.
 
@@ -63,7 +71,10 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
     with make_observer() as observer:
         engine = _load_engine(model, block_tokens, max_tokens, checked, observer)
     limits = ServiceLimits(
-        max_requests=max_requests, memory_bytes=memory_limit << 20, lease_seconds=lease
+        max_requests=max_requests,
+        memory_bytes=memory_limit << 20,
+        lease_seconds=lease,
+        max_copy_blocks=copy_area,
     )
     process_epoch = new_process_epoch()
     service = VerifierService(engine, limits, process_epoch=process_epoch)

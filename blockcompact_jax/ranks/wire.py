@@ -57,7 +57,7 @@ class OpenPoolWire(_Wire):
 
 
 class OpenSourceWire(_Wire):
-    """To every rank: read the full KV here from now on."""
+    """To every rank: read packed blocks here from now on. One layer stands for all."""
 
     kind: Literal["open_source"] = "open_source"
     pool: PoolWire

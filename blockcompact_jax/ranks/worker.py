@@ -107,10 +107,12 @@ class RankWorker:
         first, count = self._share
         memory = _map(pool, is_writable=False)[first * pool.head_elements * pool.element_bytes :]
         row = pool.num_kv_heads * pool.head_elements
+        num_layers = self._plain.shape.num_layers if self._plain is not None else pool.num_layers
+        address = memory.ctypes.data
         return RegisteredPool.register_packed(
-            memory.ctypes.data,
+            [address] * num_layers if pool.num_layers == 1 else address,
             layout=message.layout,
-            num_layers=pool.num_layers,
+            num_layers=num_layers,
             num_blocks=pool.num_blocks,
             num_kv_heads=count,
             block_tokens=pool.block_tokens,

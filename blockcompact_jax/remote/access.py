@@ -30,8 +30,12 @@ def create_or_read_token(path: Path | None) -> str:
         return read_token(path)
     token = secrets.token_urlsafe(32)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+    except OSError:
+        path.unlink()  # On a full disk; half a token would be refused ever after.
+        raise
     return token
 
 

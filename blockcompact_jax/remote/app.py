@@ -161,10 +161,11 @@ def _add_routes(app: FastAPI, service: VerifierService, guarded: Any) -> None:
 
     @app.post("/v1/initialize", **guarded)
     async def initialize(message: wire.InitializeWire) -> wire.InitializeAnswer:
-        agreement = service.initialize(message.capabilities.to_message())
+        agreement = service.initialize(message.to_message())
         return wire.InitializeAnswer(
             process_epoch=service.process_epoch,
             source_kind=agreement.source_kind,
+            max_copy_blocks=service.limits.max_copy_blocks,
             lease_seconds=service.limits.lease_seconds,
         )
 

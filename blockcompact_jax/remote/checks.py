@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.protocol import CompactionUpload
+from blockcompact_jax.ids import HOLE
+from blockcompact_jax.protocol import CompactionUpload, CpuPoolArea, Prefill
+from blockcompact_jax.upload import SourceKind
 
 from .errors import Refusal, RemoteRefusedError
 
 
-def check_rows(message: CompactionUpload, *, geometry: ModelGeometry, num_packed: int) -> None:
+def check_rows(
+    message: CompactionUpload, *, geometry: ModelGeometry, num_packed: int, area: CpuPoolArea
+) -> None:
     """Refuses rows that no transfer of a request may have (UPL-7).
 
     Args:
         message: the upload.
         geometry: the model's.
         num_packed: whole confirmed blocks.
+        area: the request's source blocks and its compaction area.
 
     Raises:
         RemoteRefusedError: naming the row and what was expected.
     """
-    if message.source_kind.value != "source_only":
+    is_copy = message.source_kind is SourceKind.CPU_COPY
+    if is_copy and area.is_empty:
         raise RemoteRefusedError(
-            Refusal.BAD_MESSAGE, "`source_kind` is not source_only; nothing is copied here."
+            Refusal.BAD_MESSAGE,
+            "`source_kind` is cpu_copy, but this request has no compaction area; give "
+            "`num_copy_blocks` with its prefill, or read the sources in place.",
         )
-    layers = {layer: geometry.layers[layer] for layer in geometry.full_layers}
+    copies = range(area.num_source_blocks, area.num_cpu_blocks) if is_copy else range(HOLE, 0)
     seen: set[tuple[int, int]] = set()
+    seen_copies: set[int] = set()
     for row in message.rows:
-        place = row.layer, row.physical_block
+        place, copy_block = (row.layer, row.physical_block), row.cpu_destination_block
         if (
-            row.layer not in layers
+            row.layer not in geometry.full_layers
             or not 0 <= row.source_block < num_packed
             or row.source_block != row.logical_block
             or row.valid_tokens != geometry.block_tokens
             or place in seen
+            or copy_block not in copies
+            or (is_copy and copy_block in seen_copies)
         ):
+            expected = f"[{copies.start}, {copies.stop})" if is_copy else f"{HOLE}"
             raise RemoteRefusedError(
                 Refusal.BAD_MESSAGE,
                 f"`rows` has {row}; expected a full-attention layer, a source block below "
                 f"{num_packed} that equals the logical block, {geometry.block_tokens} valid "
-                "tokens, and no destination twice.",
+                f"tokens, a CPU destination block of {expected}, and no destination twice.",
             )
         seen.add(place)
+        seen_copies.add(copy_block)
 
 
 def check_tokens(token_ids: tuple[int, ...], num_vocabulary: int) -> None:
@@ -50,3 +63,30 @@ def check_tokens(token_ids: tuple[int, ...], num_vocabulary: int) -> None:
             Refusal.BAD_MESSAGE,
             f"`token_ids` has {max(token_ids)}; expected IDs below {num_vocabulary}.",
         )
+
+
+def check_prefill(
+    message: Prefill, *, max_tokens: int, max_copy_blocks: int, num_vocabulary: int
+) -> None:
+    """Refuses a context that the server cannot hold.
+
+    Args:
+        message: the prefill.
+        max_tokens: longest sequence of the server.
+        max_copy_blocks: largest compaction area of a request.
+        num_vocabulary: token IDs are below this.
+    """
+    longest = min(message.max_tokens, max_tokens)
+    if len(message.token_ids) > longest or message.max_tokens > max_tokens:
+        raise RemoteRefusedError(
+            Refusal.TOO_LARGE,
+            f"`token_ids` has {len(message.token_ids)} tokens and `max_tokens` is "
+            f"{message.max_tokens}; expected at most {longest} and {max_tokens}.",
+        )
+    if message.num_copy_blocks > max_copy_blocks:
+        raise RemoteRefusedError(
+            Refusal.TOO_LARGE,
+            f"`num_copy_blocks` is {message.num_copy_blocks}; expected at most {max_copy_blocks}. "
+            "Start the server with a larger `--copy-area`.",
+        )
+    check_tokens(message.token_ids, num_vocabulary)

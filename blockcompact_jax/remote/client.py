@@ -43,6 +43,7 @@ class RemoteClient:
         _check_url(url)
         self.url = url
         self.lease_seconds = 0.0
+        self.max_copy_blocks = 0
         self._retry_seconds = retry_seconds
         self._http = httpx.Client(
             base_url=url,
@@ -55,11 +56,17 @@ class RemoteClient:
         """Closes the connection."""
         self._http.close()
 
-    def shake_hands(self, capabilities: Callable[[int], Capabilities]) -> int:
+    def shake_hands(
+        self,
+        capabilities: Callable[[int], Capabilities],
+        *,
+        is_copy_fallback_asked: bool = False,
+    ) -> int:
         """Agrees with the server, and returns its process epoch.
 
         Args:
             capabilities: What this side says of itself, given the server's epoch.
+            is_copy_fallback_asked: Whether the server may gather copies where it must.
 
         Raises:
             RemoteRefusedError: The sides differ; the message names the field and both values.
@@ -67,9 +74,12 @@ class RemoteClient:
         """
         health = self._answer("GET", "/v1/health", None, wire.HealthAnswer)
         ours = wire.CapabilitiesWire.of(capabilities(health.process_epoch))
-        message = wire.InitializeWire(capabilities=ours)
+        message = wire.InitializeWire(
+            capabilities=ours, is_copy_fallback_asked=is_copy_fallback_asked
+        )
         answer = self.call("initialize", message, wire.InitializeAnswer)
         self.lease_seconds = answer.lease_seconds
+        self.max_copy_blocks = answer.max_copy_blocks
         return answer.process_epoch
 
     def call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from blockcompact_jax.geometry import ModelGeometry
@@ -23,6 +24,12 @@ class VerifierHalf(Protocol):
 
     def confirm(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens and packs their whole blocks."""
+        ...
+
+    def gather(
+        self, layers: Sequence[int], source_blocks: Sequence[int], copy_blocks: Sequence[int]
+    ) -> None:
+        """Copies packed blocks into the compaction area, whose first block is 0 here."""
         ...
 
     def close(self) -> None:
@@ -53,7 +60,12 @@ class VerifierEngine(Protocol):
         ...
 
     def open(
-        self, segment: SharedSegment, *, max_tokens: int, num_draft_tokens: int
+        self,
+        segment: SharedSegment,
+        *,
+        max_tokens: int,
+        num_draft_tokens: int,
+        num_copy_blocks: int,
     ) -> VerifierHalf:
         """Allocates a request's stores in a segment."""
         ...

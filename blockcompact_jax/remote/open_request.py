@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockcompact_jax.ledger.handles import OperationKey
+from blockcompact_jax.protocol import Finish, RequestMessage
 
-from .errors import Refusal, RemoteRefusedError
+from .errors import Refusal, RemoteRefusedError, SegmentError
 from .half import VerifierHalf
-from .segment import SharedSegment
+from .segment import MemoryAllowance, SharedSegment
 
 
 @dataclass
@@ -23,6 +24,7 @@ class OpenRequest:
         epoch: Its admission.
         num_draft_tokens: Most tokens of one draft.
         max_tokens: Longest sequence.
+        num_copy_blocks: Blocks of its compaction area.
         segment: Its shared memory.
         half: Its full KV; None until the prefill's work has begun.
         num_confirmed: Tokens that the client keeps.
@@ -38,6 +40,7 @@ class OpenRequest:
     epoch: int
     num_draft_tokens: int
     max_tokens: int
+    num_copy_blocks: int
     segment: SharedSegment
     half: VerifierHalf | None = None
     num_confirmed: int = 0
@@ -76,3 +79,27 @@ def release(request: OpenRequest) -> None:
     request.half = None
     request.operations.clear()
     request.segment.close()
+
+
+def new_segment(allowance: MemoryAllowance) -> SharedSegment:
+    """Returns an empty segment."""
+    try:
+        return SharedSegment(allowance)
+    except SegmentError as error:
+        raise RemoteRefusedError(Refusal.NO_ROOM, str(error)) from error
+
+
+def request_of(key: OperationKey) -> RequestMessage:
+    """Returns what names the request of an operation."""
+    return RequestMessage(
+        process_epoch=key.process_epoch, request_id=key.request_id, request_epoch=key.request_epoch
+    )
+
+
+def finish_of(message: RequestMessage, request_epoch: int) -> Finish:
+    """Returns the end of an admission of a request."""
+    return Finish(
+        process_epoch=message.process_epoch,
+        request_id=message.request_id,
+        request_epoch=request_epoch,
+    )

@@ -14,28 +14,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from blockcompact_jax.ledger.handles import OperationKey
 from blockcompact_jax.protocol import (
     Abort,
     Ack,
     Agreement,
-    Capabilities,
     CompactionUpload,
     CpuPoolArea,
     Finish,
     HandshakeError,
+    Initialize,
     Prefill,
     RequestMessage,
     Verify,
     canonical_body,
     shake_hands,
 )
+from blockcompact_jax.upload import SourceKind
 
-from .checks import check_rows, check_tokens
+from .checks import check_prefill, check_rows, check_tokens
 from .errors import Refusal, RemoteRefusedError, SegmentError
 from .half import VerifierEngine
-from .open_request import OpenRequest, check_confirmed, half_of, release
-from .segment import MemoryAllowance, SegmentHandle, SharedSegment
+from .open_request import (
+    OpenRequest,
+    check_confirmed,
+    finish_of,
+    half_of,
+    new_segment,
+    release,
+    request_of,
+)
+from .segment import MemoryAllowance, SegmentHandle
 
 Answer = TypeVar("Answer")
 
@@ -53,11 +61,13 @@ class ServiceLimits:
         max_requests: Requests that may be open at once.
         memory_bytes: Shared memory of all requests together.
         lease_seconds: A request that is silent for longer has lost its client, and is released.
+        max_copy_blocks: Largest compaction area of a request; 0 serves in-place reading only.
     """
 
     max_requests: int
     memory_bytes: int
     lease_seconds: float
+    max_copy_blocks: int = 0
 
 
 class VerifierService:
@@ -84,16 +94,21 @@ class VerifierService:
         """Operations whose sources are held."""
         return sum(request.lease is not None for request in self._requests.values())
 
-    def initialize(self, consumer: Capabilities) -> Agreement:
-        """Compares what both sides say of themselves (CAP-2).
+    def initialize(self, message: Initialize) -> Agreement:
+        """Compares what both sides say of themselves (CAP-2, CAP-3).
 
         Raises:
             RemoteRefusedError: They differ.
         """
         producer = self._engine.capabilities(self.process_epoch)
-        area = CpuPoolArea(num_source_blocks=1, num_cpu_blocks=1)
+        area = self._area(self._engine.max_tokens, self.limits.max_copy_blocks)
         try:
-            return shake_hands(producer, consumer, area=area)
+            return shake_hands(
+                producer,
+                message.capabilities,
+                area=area,
+                is_copy_fallback_asked=message.is_copy_fallback_asked,
+            )
         except HandshakeError as error:
             raise RemoteRefusedError(Refusal.HANDSHAKE, str(error)) from error
 
@@ -104,7 +119,7 @@ class VerifierService:
         if known is None or known.epoch < message.request_epoch:
             self._check_prefill(message)
             if known is not None:
-                await self.finish(_finish_of(message, known.epoch))
+                await self.finish(finish_of(message, known.epoch))
             if self.num_requests >= self.limits.max_requests:
                 raise RemoteRefusedError(
                     Refusal.NO_ROOM,
@@ -115,7 +130,8 @@ class VerifierService:
                 epoch=message.request_epoch,
                 num_draft_tokens=message.num_draft_tokens,
                 max_tokens=message.max_tokens,
-                segment=_new_segment(self.allowance),
+                num_copy_blocks=message.num_copy_blocks,
+                segment=new_segment(self.allowance),
             )
         request = self._request(message)
 
@@ -124,6 +140,7 @@ class VerifierService:
                 request.segment,
                 max_tokens=request.max_tokens,
                 num_draft_tokens=request.num_draft_tokens,
+                num_copy_blocks=request.num_copy_blocks,
             )
             request.half = half
             handle = request.segment.seal()
@@ -144,12 +161,12 @@ class VerifierService:
         try:
             return await self._once(request, message.operation_id, canonical_body(message), prefill)
         except SegmentError as error:
-            await self.finish(_finish_of(message, message.request_epoch))
+            await self.finish(finish_of(message, message.request_epoch))
             raise RemoteRefusedError(Refusal.NO_ROOM, str(error)) from error
         except RemoteRefusedError:
             raise
         except Exception:  # Half a context is of no use to anybody.
-            await self.finish(_finish_of(message, message.request_epoch))
+            await self.finish(finish_of(message, message.request_epoch))
             raise
 
     async def verify(self, message: Verify) -> int:
@@ -190,20 +207,34 @@ class VerifierService:
         """Holds the sources of an upload until its ACK or abort; returns the packed blocks."""
         key = message.key
         self._check_epoch(key.process_epoch)
-        request = self._request(_request_of(key))
+        request = self._request(request_of(key))
         num_blocks = message.num_tokens // self._engine.geometry.block_tokens
+        area = self._area(request.max_tokens, request.num_copy_blocks)
 
         async def upload() -> int:
             half = half_of(request)
             check_confirmed(request, message.num_tokens)
-            check_rows(message, geometry=self._engine.geometry, num_packed=num_blocks)
+            check_rows(message, geometry=self._engine.geometry, num_packed=num_blocks, area=area)
             if request.lease is not None:
                 raise RemoteRefusedError(
                     Refusal.CONFLICT,
                     f"Operation {request.lease.operation_id} still holds its sources; acknowledge "
                     "or abort it first.",
                 )
-            await self._on_model(lambda: half.confirm(message.num_tokens))
+
+            def work() -> None:
+                half.confirm(message.num_tokens)
+                if message.source_kind is SourceKind.CPU_COPY:
+                    half.gather(
+                        [row.layer for row in message.rows],
+                        [row.source_block for row in message.rows],
+                        [
+                            row.cpu_destination_block - area.num_source_blocks
+                            for row in message.rows
+                        ],
+                    )
+
+            await self._on_model(work)
             request.num_confirmed = message.num_tokens
             request.lease = key
             request.keys[key.operation_id] = key
@@ -217,7 +248,7 @@ class VerifierService:
         self._check_epoch(key.process_epoch)
         if self._finished.get(key.request_id, -1) >= key.request_epoch:
             return True
-        request = self._request(_request_of(key))
+        request = self._request(request_of(key))
         if request.lease == key:
             request.lease = None
             return False
@@ -263,23 +294,26 @@ class VerifierService:
             if now - request.last_heard > self.limits.lease_seconds and not request.lock.locked()
         ]
         for request_id, request in lost:
-            await self.finish(
-                Finish(
-                    process_epoch=self.process_epoch,
-                    request_id=request_id,
-                    request_epoch=request.epoch,
-                )
-            )
+            await self._end(request_id, request)
         return len(lost)
 
     async def close(self) -> None:
         """Ends every request."""
         for request_id, request in list(self._requests.items()):
-            message = Finish(
-                process_epoch=self.process_epoch, request_id=request_id, request_epoch=request.epoch
-            )
-            await self.finish(message)
+            await self._end(request_id, request)
         self._executor.shutdown()
+
+    async def _end(self, request_id: str, request: OpenRequest) -> None:
+        message = Finish(
+            process_epoch=self.process_epoch, request_id=request_id, request_epoch=request.epoch
+        )
+        await self.finish(message)
+
+    def _area(self, max_tokens: int, num_copy_blocks: int) -> CpuPoolArea:
+        num_blocks = -(-max_tokens // self._engine.geometry.block_tokens)
+        return CpuPoolArea(
+            num_source_blocks=num_blocks, num_cpu_blocks=num_blocks + num_copy_blocks
+        )
 
     async def _on_model(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -355,32 +389,9 @@ class VerifierService:
                 f"`request_id` {message.request_id!r} of epoch {message.request_epoch} has "
                 "finished; use a larger epoch.",
             )
-        longest = min(message.max_tokens, self._engine.max_tokens)
-        if len(message.token_ids) > longest or message.max_tokens > self._engine.max_tokens:
-            raise RemoteRefusedError(
-                Refusal.TOO_LARGE,
-                f"`token_ids` has {len(message.token_ids)} tokens and `max_tokens` is "
-                f"{message.max_tokens}; expected at most {longest} and {self._engine.max_tokens}.",
-            )
-        check_tokens(message.token_ids, self._engine.num_vocabulary)
-
-
-def _new_segment(allowance: MemoryAllowance) -> SharedSegment:
-    try:
-        return SharedSegment(allowance)
-    except SegmentError as error:
-        raise RemoteRefusedError(Refusal.NO_ROOM, str(error)) from error
-
-
-def _request_of(key: OperationKey) -> RequestMessage:
-    return RequestMessage(
-        process_epoch=key.process_epoch, request_id=key.request_id, request_epoch=key.request_epoch
-    )
-
-
-def _finish_of(message: RequestMessage, request_epoch: int) -> Finish:
-    return Finish(
-        process_epoch=message.process_epoch,
-        request_id=message.request_id,
-        request_epoch=request_epoch,
-    )
+        check_prefill(
+            message,
+            max_tokens=self._engine.max_tokens,
+            max_copy_blocks=self.limits.max_copy_blocks,
+            num_vocabulary=self._engine.num_vocabulary,
+        )

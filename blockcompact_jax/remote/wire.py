@@ -64,6 +64,14 @@ class InitializeWire(_Wire):
     """`protocol.Initialize`."""
 
     capabilities: CapabilitiesWire
+    is_copy_fallback_asked: Annotated[bool, Field(strict=True)] = False
+
+    def to_message(self) -> protocol.Initialize:
+        """Returns what was meant."""
+        return protocol.Initialize(
+            capabilities=self.capabilities.to_message(),
+            is_copy_fallback_asked=self.is_copy_fallback_asked,
+        )
 
 
 class _RequestWire(_Wire):
@@ -79,6 +87,7 @@ class PrefillWire(_RequestWire):
     token_ids: TokenIds
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, strict=True)]
     num_draft_tokens: Annotated[int, Field(ge=1, le=4096, strict=True)]
+    num_copy_blocks: Count = 0
 
     def to_message(self) -> protocol.Prefill:
         """Returns what was meant."""
@@ -140,7 +149,7 @@ class CompactionUploadWire(_Wire):
             selection_revision=self.selection_revision,
             source_kind=self.source_kind,
             num_tokens=self.num_tokens,
-            rows=tuple(protocol.UploadRow(**dict(row)) for row in self.rows),
+            rows=tuple(protocol.UploadRow(**vars(row)) for row in self.rows),
         )
 
 
@@ -209,6 +218,7 @@ class InitializeAnswer(_Wire):
 
     process_epoch: int
     source_kind: SourceKind
+    max_copy_blocks: int
     lease_seconds: float
 
 

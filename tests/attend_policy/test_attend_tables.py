@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from torch_bridge.tables import VllmTables, from_flashinfer, from_vllm, to_flashinfer, to_vllm
+from torch_bridge.engine_tables import (
+    VllmTables,
+    from_flashinfer,
+    from_vllm,
+    to_flashinfer,
+    to_vllm,
+)
 
 from . import mini_engine as mini
 from .mini_engine import token_values

@@ -37,13 +37,14 @@ def names(http, request):
     http.post("/v1/finish", json=fields)
 
 
-def prefill(http, names, *, operation_id=0, num_tokens=70):
+def prefill(http, names, *, operation_id=0, num_tokens=70, num_copy_blocks=0):
     message = {
         **names,
         "operation_id": operation_id,
         "token_ids": list(range(num_tokens)),
         "max_tokens": 200,
         "num_draft_tokens": 3,
+        "num_copy_blocks": num_copy_blocks,
     }
     return http.post("/v1/prefill", json=message)
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 TOKEN = "t" * 40
 
@@ -67,13 +66,12 @@ class Server:
         return found
 
 
-def start(family="llama", *, port=0, memory_bytes=1 << 30, lease_seconds=60.0):
-    command = [sys.executable, "-m", "tests.remote.tiny", family, str(port)]
-    command += [str(memory_bytes), str(lease_seconds)]
+def start(family="llama", *, port=0, memory_bytes=1 << 30, lease_seconds=60.0, copy_blocks=0):
+    command = [sys.executable, "-P", __file__, family, str(port)]
+    command += [str(memory_bytes), str(lease_seconds), str(copy_blocks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         command,
-        cwd=Path(__file__).parents[2],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -94,7 +92,7 @@ def serving(family="llama", **options):
         server.process.wait(20)
 
 
-def _main(family, port, memory_bytes, lease_seconds):
+def _main(family, port, memory_bytes, lease_seconds, copy_blocks):
     from blockcompact_jax.kernels import Layout
     from blockcompact_jax.remote.access import new_process_epoch
     from blockcompact_jax.remote.app import create_app
@@ -110,7 +108,10 @@ def _main(family, port, memory_bytes, lease_seconds):
         max_tokens=1024,
     )
     limits = ServiceLimits(
-        max_requests=2000, memory_bytes=int(memory_bytes), lease_seconds=float(lease_seconds)
+        max_requests=2000,
+        memory_bytes=int(memory_bytes),
+        lease_seconds=float(lease_seconds),
+        max_copy_blocks=int(copy_blocks),
     )
     service = VerifierService(engine, limits, process_epoch=new_process_epoch())
     listening = listen("127.0.0.1", int(port))

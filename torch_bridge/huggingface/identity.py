@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.protocol import Capabilities, capabilities_of
+from blockcompact_jax.upload import SourceKind
 from torch_bridge.huggingface.options import AttentionName
 
 _SAMPLED_BYTES = 4096
@@ -31,6 +32,7 @@ def capabilities(
     *,
     attention: AttentionName,
     process_epoch: int,
+    source_kinds: frozenset[SourceKind],
 ) -> Capabilities:
     """Returns what a side with this model says of itself.
 
@@ -41,4 +43,5 @@ def capabilities(
         model=weights_name(model),
         process_epoch=process_epoch,
         method=f"block/{attention}",
+        source_kinds=source_kinds,
     )

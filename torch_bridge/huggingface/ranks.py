@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 
+from blockcompact_jax.kernels import RegisteredPool
 from blockcompact_jax.ranks import wire
 from blockcompact_jax.ranks.group import RankGroup
 from blockcompact_jax.ranks.shares import share_heads
 from blockcompact_jax.remote.segment import MemoryAllowance, SharedSegment
 from blockcompact_jax.remote.wire import SegmentWire
-from torch_bridge.full import PACKED_REGION, FullKV
+from torch_bridge.huggingface.sizes import COPIES_REGION
 from torch_bridge.memory import SharedMemory
 from torch_bridge.pools import KVShape
 from torch_bridge.resident import RESIDENT_REGION, ResidentKV
@@ -45,29 +46,43 @@ class ResidentRanks:
         resident = ResidentKV(self._shape, num_physical_blocks, SharedMemory(self._segment))
         segment = SegmentWire.of(self._segment.seal())
         try:
-            self.group.open_pool(self._pool(segment, RESIDENT_REGION, num_physical_blocks))
+            self.group.open_pool(
+                self._pool(segment, RESIDENT_REGION, num_physical_blocks, self._shape.num_rows)
+            )
         except BaseException:
             resident.pool.close()
             self.close()
             raise
         return resident
 
-    def open_source(self, full: FullKV, segment: SegmentWire) -> None:
-        """Has every rank read a full KV of another process from now on."""
-        pool = self._pool(segment, PACKED_REGION, full.packed.shape[1])
-        self.group.open_source(pool, full.layout)
+    def open_source(self, pool: RegisteredPool, segment: SegmentWire, *, region: str) -> None:
+        """Has every rank read packed blocks of another process from now on.
+
+        Args:
+            pool: their registration in this process.
+            segment: the segment that they lie in.
+            region: their region in it.
+        """
+        layout = pool.layout
+        if layout is None:
+            raise ValueError("`pool` is plain; expected a packed pool")
+        num_stored_layers = 1 if region == COPIES_REGION else self._shape.num_rows
+        source = self._pool(segment, region, pool.shape.num_blocks, num_stored_layers)
+        self.group.open_source(source, layout)
 
     def close(self) -> None:
         """Ends every rank and lets go of the memory."""
         self.group.close()
         self._segment.close()
 
-    def _pool(self, segment: SegmentWire, region: str, num_blocks: int) -> wire.PoolWire:
+    def _pool(
+        self, segment: SegmentWire, region: str, num_blocks: int, num_layers: int
+    ) -> wire.PoolWire:
         shape = self._shape
         return wire.PoolWire(
             segment=segment,
             region=region,
-            num_layers=shape.num_rows,
+            num_layers=num_layers,
             num_blocks=num_blocks,
             num_kv_heads=shape.num_kv_heads,
             block_tokens=shape.block_tokens,

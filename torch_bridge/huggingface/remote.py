@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import torch
 
-from blockcompact_jax.protocol import Capabilities
 from blockcompact_jax.ranks.group import RankLostError
-from blockcompact_jax.remote import wire
-from blockcompact_jax.remote.client import Heartbeat, RemoteClient
+from blockcompact_jax.remote.client import RemoteClient
 from blockcompact_jax.remote.errors import ServerLostError
-from blockcompact_jax.remote.segment import OpenedSegment
-from blockcompact_jax.remote.transfers import LedgerTransfers
-from blockcompact_jax.transfer import Pools, Rows, move_rows
-from torch_bridge.huggingface.identity import capabilities
+from blockcompact_jax.upload import SourceKind
 from torch_bridge.huggingface.ranks import ResidentRanks
+from torch_bridge.huggingface.remote_verifier import RemoteVerifier
 from torch_bridge.huggingface.session import CompactionSession
 from torch_bridge.huggingface.verifier import Verifier
-from torch_bridge.memory import SharedMemory
 from torch_bridge.resident import ResidentKV
 
 _MAX_RECOVERIES = 3
@@ -30,10 +24,19 @@ _MAX_RECOVERIES = 3
 Answer = TypeVar("Answer")
 
 
-class _Names(TypedDict):
-    process_epoch: int
-    request_id: str
-    request_epoch: int
+@dataclass(frozen=True, kw_only=True)
+class RemoteOptions:
+    """Where a session is verified, and how its uploads run; as `RemoteSession` has them.
+
+    Attributes:
+        client: connection to the server.
+        num_ranks: tensor-parallel ranks.
+        is_copying: whether the server gathers blocks before each upload.
+    """
+
+    client: RemoteClient
+    num_ranks: int = 1
+    is_copying: bool = False
 
 
 @dataclass
@@ -49,11 +52,14 @@ class RemoteSession(CompactionSession):
     Attributes:
         client: connection to the server.
         num_ranks: tensor-parallel ranks; one is this process itself.
+        is_copying: whether the server gathers blocks into a compaction area before each upload,
+            instead of their being read in place (CAP-3).
         num_recoveries: how often a lost server was replaced.
     """
 
     client: RemoteClient = field(kw_only=True)
     num_ranks: int = 1
+    is_copying: bool = False
     num_recoveries: int = 0
 
     def __post_init__(self) -> None:
@@ -64,8 +70,7 @@ class RemoteSession(CompactionSession):
         try:
             self._remote.connect()
         except BaseException:
-            if self.ranks is not None:
-                self.ranks.close()
+            self._close_stores()  # Also gives the model its attention back.
             raise
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
@@ -110,9 +115,24 @@ class RemoteSession(CompactionSession):
     def close(self) -> None:
         """Ends the request on the server, and the session."""
         self._remote.close()
+        self._close_stores()
+
+    def _close_stores(self) -> None:
         super().close()
         if self.ranks is not None:
             self.ranks.close()
+
+    @property
+    def source_kind(self) -> SourceKind:
+        """What uploads read."""
+        return SourceKind.CPU_COPY if self.is_copying else SourceKind.SOURCE_ONLY
+
+    @property
+    def num_copy_blocks(self) -> int:
+        """Blocks of the compaction area: as many as one upload can bring, in all layers."""
+        if not self.is_copying:
+            return 0
+        return self.geometry.num_rows * self.runtime.policy.max_upload
 
     @property
     def _remote(self) -> RemoteVerifier:
@@ -172,144 +192,3 @@ class RemoteSession(CompactionSession):
             return super()._new_resident()
         self.ranks = ResidentRanks(self.sizes.shape, self.num_ranks)
         return self.ranks.start(self.runtime.num_physical_blocks)
-
-
-class RemoteVerifier:
-    """A `Verifier` that asks a server and reads its memory."""
-
-    def __init__(self, session: RemoteSession) -> None:
-        self._session = session
-        self._client = session.client
-        self._request_id = secrets.token_hex(16)
-        self._transfers: LedgerTransfers | None = None
-        self._heartbeat: Heartbeat | None = None
-
-    @property
-    def transfers(self) -> LedgerTransfers:
-        """The ledger of this request's uploads."""
-        if self._transfers is None:
-            raise RuntimeError("not connected; call `connect` first")
-        return self._transfers
-
-    def connect(self) -> None:
-        """Shakes hands, for the first time or with a new process."""
-        self._stop_heartbeat()
-        session = self._session
-
-        def ours(process_epoch: int) -> Capabilities:
-            return capabilities(
-                session.model,
-                session.geometry,
-                attention=session.attention,
-                process_epoch=process_epoch,
-            )
-
-        process_epoch = self._client.shake_hands(ours)
-        if self._transfers is None:
-            self._transfers = LedgerTransfers(
-                self._request_id, process_epoch, self._send, num_ranks=session.num_ranks
-            )
-        else:
-            self._transfers.restart(process_epoch)
-
-    def prefill(self, token_ids: list[int]) -> torch.Tensor:
-        """Has the whole context verified and opens the server's stores."""
-        session, sizes = self._session, self._session.sizes
-        message = wire.PrefillWire(
-            **self._names,
-            operation_id=self.transfers.new_operation_id(),
-            token_ids=token_ids,
-            max_tokens=session.limits.max_tokens,
-            num_draft_tokens=sizes.num_draft_tokens,
-        )
-        answer = self._client.call("prefill", message, wire.PrefillAnswer)
-        segment = OpenedSegment(answer.segment.to_handle())
-        memory = SharedMemory(segment)
-        try:
-            full = sizes.full_kv(memory)
-            blocks = sizes.block_attention(session.cache, memory)
-            self._windows = sizes.windows(memory)
-            self._logits = sizes.logits(memory)
-        finally:
-            segment.close()
-        full.mark_packed(len(token_ids))
-        session.full.close()
-        session.full = session.cache.full = full
-        session.blocks = blocks
-        if session.ranks is not None:
-            session.ranks.open_source(full, answer.segment)
-        self.attach()
-        session.cache.adopt(self._windows, len(token_ids))
-        self._stop_heartbeat()
-        self._heartbeat = Heartbeat(self._client, wire.FinishWire(**self._names))
-        return self._logits[0].clone()
-
-    def attach(self) -> None:
-        """Joins the session's runtime, the stores and whoever moves bytes between them."""
-        session = self._session
-        pools = Pools(packed=session.full.packed_pool, resident=session.resident.pool)
-        session.runtime.attach(pools, self.transfers.transaction, self._move)
-
-    def _move(self, rows: Rows) -> None:
-        """Moves a transfer's bytes; every rank says to the ledger that it has."""
-        session, transfers = self._session, self.transfers
-        if session.ranks is not None:
-            session.ranks.group.transfer(transfers.open_key, rows, transfers.landed)
-            return
-        move_rows(Pools(packed=session.full.packed_pool, resident=session.resident.pool), rows)
-        transfers.landed(0, transfers.open_key)
-
-    def verify(self, token_ids: list[int], *, is_scored: bool) -> torch.Tensor:
-        """Has tokens verified after the kept ones."""
-        session = self._session
-        message = wire.VerifyWire(
-            **self._names,
-            operation_id=self.transfers.new_operation_id(),
-            first_token_position=session.num_tokens,
-            token_ids=token_ids,
-            is_scoring=is_scored,
-        )
-        self._client.call("verify", message, wire.VerifyAnswer)
-        session.full.mark_packed(session.num_tokens)
-        return self._logits[: len(token_ids)].clone()
-
-    def keep(self, num_tokens: int) -> None:
-        """Takes the kept tokens over; the next message tells the server which they are."""
-        self._session.cache.adopt(self._windows, num_tokens)
-
-    def pack(self, num_tokens: int) -> None:
-        """Nothing to do: the server packs before it answers the next message."""
-
-    def close(self) -> None:
-        """Ends the request, if the server is still there."""
-        self._stop_heartbeat()
-        try:
-            message = wire.FinishWire(**self._names)
-            self._client.call("finish", message, wire.DoneAnswer, is_patient=False)
-        except ServerLostError:
-            pass  # What is gone holds nothing.
-        finally:
-            self._client.close()
-
-    @property
-    def _names(self) -> _Names:
-        return {
-            "process_epoch": self.transfers.ledger.process_epoch,
-            "request_id": self._request_id,
-            "request_epoch": self.transfers.request_epoch,
-        }
-
-    def _send(
-        self, name: str, message: wire.AckWire | wire.AbortWire | wire.CompactionUploadWire
-    ) -> None:
-        if isinstance(message, wire.CompactionUploadWire):
-            self._client.call(name, message, wire.UploadAnswer)
-            self._session.full.mark_packed(message.num_tokens)
-        else:
-            is_patient = isinstance(message, wire.AckWire)
-            self._client.call(name, message, wire.DoneAnswer, is_patient=is_patient)
-
-    def _stop_heartbeat(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._heartbeat = None

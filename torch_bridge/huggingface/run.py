@@ -23,7 +23,7 @@ from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
 
 if TYPE_CHECKING:
-    from blockcompact_jax.remote.client import RemoteClient
+    from torch_bridge.huggingface.remote import RemoteOptions
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -32,8 +32,7 @@ def run_decoding(
     options: RunOptions,
     *,
     observer: RunObserver | None = None,
-    remote: RemoteClient | None = None,
-    num_ranks: int = 1,
+    remote: RemoteOptions | None = None,
     loaded: LoadedModel | None = None,
 ) -> RunReport:
     """Runs the main job.
@@ -42,7 +41,6 @@ def run_decoding(
         options: what to run; checked already.
         observer: hears of stages, progress and text.
         remote: server that verifies; None to verify in this process. Closed at the end.
-        num_ranks: with a server, processes that upload, each its share of the KV heads.
         loaded: the model of `options`, in their dtype; None to load it.
 
     Returns:
@@ -80,18 +78,16 @@ def run_decoding(
         "layout": Layout[options.layout.upper()],
         "attention": options.attention,
     }
-    with _new_session(sides, remote, num_ranks) as session:
+    with _new_session(sides, remote) as session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
 
 
-def _new_session(
-    sides: dict[str, Any], remote: RemoteClient | None, num_ranks: int
-) -> CompactionSession:
+def _new_session(sides: dict[str, Any], remote: RemoteOptions | None) -> CompactionSession:
     if remote is None:
         return CompactionSession(**sides)
     from torch_bridge.huggingface.remote import RemoteSession
 
-    return RemoteSession(**sides, client=remote, num_ranks=num_ranks)
+    return RemoteSession(**sides, **vars(remote))
 
 
 def _num_draft_tokens(options: RunOptions) -> int:

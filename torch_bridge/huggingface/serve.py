@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.protocol import Capabilities
 from blockcompact_jax.remote.segment import SharedSegment
+from blockcompact_jax.upload import SourceKind
 from torch_bridge.huggingface.attention import register
 from torch_bridge.huggingface.cache import CompactedCache
 from torch_bridge.huggingface.identity import capabilities
@@ -46,14 +48,24 @@ class ModelEngine:
     def capabilities(self, process_epoch: int) -> Capabilities:
         """What this side says of itself."""
         return capabilities(
-            self.model, self.geometry, attention=self.attention, process_epoch=process_epoch
+            self.model,
+            self.geometry,
+            attention=self.attention,
+            process_epoch=process_epoch,
+            source_kinds=frozenset(SourceKind),
         )
 
     def open(
-        self, segment: SharedSegment, *, max_tokens: int, num_draft_tokens: int
+        self,
+        segment: SharedSegment,
+        *,
+        max_tokens: int,
+        num_draft_tokens: int,
+        num_copy_blocks: int,
     ) -> RequestVerifier:
         """Allocates a request's stores in a segment."""
-        return RequestVerifier(self, self._sizes(max_tokens, num_draft_tokens), segment)
+        sizes = self._sizes(max_tokens, num_draft_tokens)
+        return RequestVerifier(self, sizes, segment, num_copy_blocks)
 
     def _sizes(self, max_tokens: int, num_draft_tokens: int) -> StoreSizes:
         return store_sizes(
@@ -69,10 +81,14 @@ class ModelEngine:
 class RequestVerifier:
     """The full KV, windows, block mass and logits of one request, in shared memory."""
 
-    def __init__(self, engine: ModelEngine, sizes: StoreSizes, segment: SharedSegment) -> None:
+    def __init__(
+        self, engine: ModelEngine, sizes: StoreSizes, segment: SharedSegment, num_copy_blocks: int
+    ) -> None:
         memory = SharedMemory(segment)
         config = engine.model.config.get_text_config(decoder=True)
+        self._geometry = sizes.geometry
         self._full = sizes.full_kv(memory)
+        self._copies = sizes.copies(num_copy_blocks, memory)
         self._cache = CompactedCache(config, self._full, None)
         self._cache.is_gathering = engine.attention == "gathered"
         blocks = sizes.block_attention(self._cache, memory)
@@ -98,13 +114,20 @@ class RequestVerifier:
         self._verifier.keep(num_tokens)
         self._verifier.pack(num_tokens)
 
+    def gather(
+        self, layers: Sequence[int], source_blocks: Sequence[int], copy_blocks: Sequence[int]
+    ) -> None:
+        """Copies packed blocks into the compaction area."""
+        rows = [self._geometry.row_of_layer(layer) for layer in layers]
+        self._copies[list(copy_blocks)] = self._full.packed[rows, list(source_blocks)]
+
     def close(self) -> None:
         """Unregisters the stores and lets go of their memory."""
         self._full.close()
         self._cache.layers.clear()  # Layers know their cache; without them nothing holds memory.
         empty = torch.empty(0)
         self._full.packed = self._full.newest = self._full.plain_layer = empty
-        del self._full, self._windows, self._logits, self._verifier
+        del self._full, self._copies, self._windows, self._logits, self._verifier
 
     def _export_windows(self, first: int) -> None:
         """Shows the newest keys and values of sliding layers to the reader."""

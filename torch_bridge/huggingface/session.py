@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
 from blockcompact_jax.transfer import Pools
+from blockcompact_jax.upload import SourceKind
 from torch_bridge.budget import Budget, effective_budget_blocks
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import borrow_attention, check_attention, return_attention
@@ -106,6 +107,11 @@ class CompactionSession:
         self.verifier = self._new_verifier()
         borrow_attention(self.model)
 
+    @property
+    def source_kind(self) -> SourceKind:
+        """What uploads read."""
+        return SourceKind.SOURCE_ONLY
+
     def _new_runtime(self) -> CompactionRuntime:
         limits, max_blocks = self.limits, self.sizes.max_blocks
         return CompactionRuntime(
@@ -116,6 +122,7 @@ class CompactionSession:
                 max_unselected_tokens=(limits.reselect_every_rounds + 1)
                 * (limits.num_draft_tokens + 1),
             ),
+            source_kind=self.source_kind,
         )
 
     def _new_resident(self) -> ResidentKV:
@@ -150,7 +157,8 @@ class CompactionSession:
             Logits [num_tokens, vocabulary].
         """
         begin = time.perf_counter()
-        logits = self._forward(Phase.DRAFT, self.blocks, token_ids)
+        with self.resident.tables.reading():
+            logits = self._forward(Phase.DRAFT, self.blocks, token_ids)
         self.seconds.draft += time.perf_counter() - begin
         return logits
 

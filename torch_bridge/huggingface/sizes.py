@@ -20,6 +20,9 @@ from torch_bridge.memory import KVMemory
 from torch_bridge.pools import KVShape
 from torch_bridge.ring import TokenRing
 
+COPIES_REGION = "copies"
+"""Name of the compaction area's memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSizes:
@@ -62,6 +65,22 @@ class StoreSizes:
             num_kept_blocks=RECENT_BLOCKS,
             layout=self.layout,
             memory=memory,
+        )
+
+    def copies(self, num_copy_blocks: int, memory: KVMemory) -> torch.Tensor:
+        """Allocates the compaction area, or opens it to read.
+
+        Its shape is [num_copy_blocks, num_kv_heads, 2 * block_tokens, head_dim]: packed blocks of
+        any layer.
+        """
+        shape = self.shape
+        return memory.tensor(
+            COPIES_REGION,
+            num_copy_blocks,
+            shape.num_kv_heads,
+            2 * shape.block_tokens,
+            shape.head_dim,
+            dtype=self.dtype,
         )
 
     def block_attention(self, cache: CompactedCache, memory: KVMemory) -> BlockAttention:

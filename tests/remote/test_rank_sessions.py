@@ -5,12 +5,11 @@ import signal
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the [remote] extra: fastapi")
-pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
-
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.remote.errors import RemoteRefusedError
-from tests.remote.test_remote_session import (
+from torch_bridge.huggingface.remote import RemoteSession
+
+from .test_remote_session import (
     any_violation,
     client_of,
     context,  # noqa: F401  # a fixture
@@ -18,8 +17,7 @@ from tests.remote.test_remote_session import (
     local,
     sides,
 )
-from tests.remote.tiny import serving, start, tiny_model
-from torch_bridge.huggingface.remote import RemoteSession
+from .tiny import serving, start, tiny_model
 
 pytestmark = pytest.mark.slow
 

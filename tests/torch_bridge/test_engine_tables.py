@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge.tables import (
+from torch_bridge.engine_tables import (
     FlashInferTables,
     VllmTables,
     from_flashinfer,
