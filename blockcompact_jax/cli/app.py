@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .check import check
+from .compare import compare
 from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
@@ -51,6 +52,7 @@ app.command()(serve)
 app.add_typer(models, name="models")
 app.add_typer(sweep, name="sweep")
 app.command()(check)
+app.command()(compare)
 app.command()(monitor)
 app.command()(info)
 app.command()(simulate)
