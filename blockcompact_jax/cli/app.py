@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from .calibrate import calibrate
 from .check import check
+from .compare import compare
 from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
 from .info import info
 from .models import models
@@ -51,6 +53,8 @@ app.command()(serve)
 app.add_typer(models, name="models")
 app.add_typer(sweep, name="sweep")
 app.command()(check)
+app.command()(compare)
+app.command()(calibrate)
 app.command()(monitor)
 app.command()(info)
 app.command()(simulate)

@@ -1,0 +1,128 @@
+"""`blockcompact calibrate`: what a retention takes and brings on this machine."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .errors import UserError, require_modules
+from .progress import make_observer
+from .run import NEEDED_TO_RUN
+from .run_options import (
+    AttentionOption,
+    BlockTokensOption,
+    BudgetOption,
+    ContextOption,
+    DtypeOption,
+    JsonOption,
+    LayoutOption,
+    ModelOption,
+    SeedOption,
+)
+
+
+def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
+    model: ModelOption = "smollm2-135m",
+    context: ContextOption = 2048,
+    budget: BudgetOption = "25%",
+    block_tokens: BlockTokensOption = 32,
+    dtype: DtypeOption = "float32",
+    layout: LayoutOption = "amx",
+    attention: AttentionOption = "blocks",
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each term.")] = 8,
+    horizon: Annotated[int, typer.Option(min=0, help="Steps between two decisions.")] = 32,
+    margin_us: Annotated[
+        float, typer.Option(min=0, help="Microseconds a benefit must exceed its cost by.")
+    ] = 0.0,
+    seed: SeedOption = 0,
+    out: Annotated[Path, typer.Option(help="File to write the terms to.")] = Path(
+        "calibration.json"
+    ),
+    is_json: JsonOption = False,
+) -> None:
+    """Measure the terms of the decision whether to retain, and store them with the machine.
+
+    What this engine does not measure stays unmeasured; a decision that needs it is open.
+    """
+    from torch_bridge.budget import OptionError, parse_budget
+    from torch_bridge.huggingface.options import RunOptions
+
+    checked: dict[str, Any] = {"dtype": dtype, "layout": layout, "attention": attention}
+    try:
+        options = RunOptions(
+            model=model,
+            context_tokens=context,
+            budget=parse_budget(budget),
+            block_tokens=block_tokens,
+            seed=seed,
+            **checked,
+        )
+    except OptionError as error:
+        raise UserError(f"{error} (see `blockcompact calibrate --help`)") from error
+    require_modules("blockcompact calibrate", NEEDED_TO_RUN, extra="models")
+    document = _calibrate(options, samples, horizon, margin_us)
+    text = json.dumps(document, indent=1)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text + "\n", encoding="utf-8")
+    if is_json:
+        typer.echo(text)
+    else:
+        _print(document)
+        typer.echo(f"written to {out}")
+
+
+def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> dict[str, Any]:
+    from blockcompact_jax.provenance import machine, package_versions, source_hashes
+    from torch_bridge.huggingface.calibrate import calibrate as measure
+    from torch_bridge.huggingface.run import DTYPES
+    from torch_bridge.models.load import load_model
+    from torch_bridge.prompts import build_prompt
+
+    with make_observer() as observer:
+        loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=observer)
+        prompt = build_prompt(loaded.tokenizer, context_tokens=options.context_tokens)
+        num_needed = prompt.num_tokens + samples + 2
+        if loaded.max_positions is not None and num_needed > loaded.max_positions:
+            raise UserError(
+                f"`context` {prompt.num_tokens:,} and {samples} samples need {num_needed:,} "
+                f"positions; {loaded.name} has {loaded.max_positions:,}. Lower one of them"
+            )
+        found = measure(
+            options,
+            loaded,
+            prompt.token_ids,
+            num_samples=samples,
+            horizon_steps=horizon,
+            margin_us=margin_us,
+            observer=observer,
+        )
+    return {
+        "model": options.model,
+        "dtype": options.dtype,
+        "context_tokens": prompt.num_tokens,
+        "budget": str(options.budget),
+        "block_tokens": options.block_tokens,
+        "seed": options.seed,
+        **found.to_dict(),
+        "machine": machine(),
+        "versions": package_versions(),
+        "sources": source_hashes(),
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("term")
+    table.add_column("microseconds", justify="right")
+    for group in ("costs", "benefits"):
+        for name, term in document[group].items():
+            value = term["value_us"]
+            table.add_row(name, term["source"] if value is None else f"{value:,.0f}")
+    decision = document["decision"]
+    says = {True: "retain", False: "do not retain", None: "open"}[decision["is_retained"]]
+    missing = ", ".join(decision["unmeasured"])
+    table.add_row("decision", f"{says}; unmeasured: {missing}" if missing else says)
+    Console(highlight=False, markup=False).print(table)
