@@ -57,7 +57,7 @@ def test_planning_benchmark_notices_other_processes(monkeypatch):
     """A machine is shared where others took processor time; unknown where it cannot be read."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     load = importlib.import_module("planning_load")
-    readings = iter([(0.0, 0.0, 0.0), (10.0, 9.0, 8.5), (0.0, 0.0, 0.0), (10.0, 9.0, 2.0), None])
+    readings = iter([(0.0, 0.0, 0.0), (10.0, 9.0, 8.5), (0.0, 0.0, 0.0), (10.0, 9.0, 2.0)])
     monkeypatch.setattr(load, "_read", lambda: next(readings))
     assert load.Others().were_running() is False
     assert load.Others().were_running() is True
