@@ -11,7 +11,9 @@ without the held ones, ascending, HOLE padded. All do only that: `rank: native` 
 either operations. `dispatch floor` is a jitted call of the same operands and result that ranks
 nothing. Every answer is
 compared with a stable sort before it is timed, and a wrong one ends the run. Implementations take
-turns, so noise meets all alike. All samples are stored, in microseconds.
+turns, so noise meets all alike. All samples are stored, in microseconds. `step floor` is a jitted
+call that takes and gives the arrays of a plan and of a commit, and computes nothing.
+`was_machine_shared` says whether other processes ran meanwhile; null where that is not measured.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from planning_load import Others
 from planning_rivals import (
     Call,
     Inputs,
@@ -46,6 +49,9 @@ from planning_steps import NUM_REQUESTS, Step, dispatch, rank_native, rank_pure
 
 from blockcompact_jax.kernels import NativeOperations, build_info
 from blockcompact_jax.operations import PURE_OPERATIONS, PlanOperations
+
+SETTLE_S = 0.005
+"""Before each call: the workers of the last one, such as OpenMP's, stop spinning meanwhile."""
 
 OPERATIONS: tuple[PlanOperations, ...] = (NativeOperations(), PURE_OPERATIONS)
 WORKLOADS = (
@@ -95,6 +101,7 @@ def time_in_turns(calls: dict[str, Call], num_samples: int) -> dict[str, list[fl
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(num_samples + 1):
         for name, call in calls.items():
+            time.sleep(SETTLE_S)
             start = time.perf_counter()
             call()
             elapsed_us = (time.perf_counter() - start) * 1e6
@@ -103,13 +110,17 @@ def time_in_turns(calls: dict[str, Call], num_samples: int) -> dict[str, list[fl
     return samples
 
 
-def rows_of(workload: Workload, samples: dict[str, list[float]]) -> list[dict[str, Any]]:
+def rows_of(
+    workload: Workload, samples: dict[str, list[float]], others: Others
+) -> list[dict[str, Any]]:
     return [
         {
             "workload": workload.name,
             "implementation": name,
             "median_us": statistics.median(values),
             "samples": values,
+            "machine": machine()["processor"],
+            "was_machine_shared": others.were_running(),
         }
         for name, values in samples.items()
     ]
@@ -118,6 +129,7 @@ def rows_of(workload: Workload, samples: dict[str, list[float]]) -> list[dict[st
 def growth_rows(axis: str, workloads: list[Workload], num_samples: int) -> list[dict[str, Any]]:
     """Exponent of time in blocks or layers, by least squares on logarithms."""
     medians: dict[str, list[float]] = {}
+    others = Others()
     for workload in workloads:
         inputs = make_inputs(workload)
         ranks = rank_calls(workload, inputs, None)
@@ -135,6 +147,7 @@ def growth_rows(axis: str, workloads: list[Workload], num_samples: int) -> list[
             "exponent": float(np.polyfit(np.log(sizes), np.log(values), 1)[0]),
             "sizes": sizes,
             "median_us": values,
+            "was_machine_shared": others.were_running(),
         }
         for name, values in medians.items()
     ]
@@ -151,6 +164,7 @@ def ratios_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         pairs.append(("rank: native", "dispatch floor"))
         for step in (f"step, {operations.name}" for operations in OPERATIONS):
             pairs.append((f"{step}: 0-delta", f"{step}: plan and commit"))
+            pairs.append((f"{step}: plan and commit", "step floor"))
             requests = f"{step}: {NUM_REQUESTS} requests"
             if f"{requests}, vmap" in median:
                 pairs.append((f"{requests}, vmap", f"{requests}, one by one"))
@@ -191,9 +205,12 @@ def measure(workload: Workload, num_samples: int, *, has_batch: bool) -> list[di
         for operations in OPERATIONS:
             step = Step(workload, inputs, operations)
             calls |= step.calls()
+            calls["step floor"] = step.floor()
             if has_batch:
                 calls |= step.batch_calls()
-        return rows_of(workload, time_in_turns(calls, num_samples))
+        others = Others()
+        samples = time_in_turns(calls, num_samples)
+        return rows_of(workload, samples, others)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -126,6 +126,20 @@ class Step:
             f"{self.name}: 0-delta": lambda: again.run(scores),
         }
 
+    def floor(self) -> Call:
+        """Calls that take what a plan and a commit take, give what they give, and do nothing."""
+        scores = jnp.asarray(self.inputs.scores)
+        plan, done = self.run(scores)
+        state = (scores, self.num_blocks, self.residency, self.ownership, self.wanted)
+        given = (plan, self.residency, self.ownership)
+
+        def blank(like: Any) -> Any:
+            zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731
+            return jax.jit(lambda _: jax.tree.map(zeros, like), keep_unused=True)
+
+        plan_floor, commit_floor = blank((plan, self.ownership)), blank(done)
+        return lambda: jax.block_until_ready((plan_floor(state), commit_floor(given)))
+
     def batch_calls(self) -> dict[str, Call]:
         """Plans of many requests: under vmap, and one call after another."""
         rng = np.random.default_rng(1)

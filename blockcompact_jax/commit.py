@@ -112,13 +112,19 @@ def change_lists(
     retained = replace_slots(
         uploaded, retention.logical_by_slot, retention.physical_by_slot, retention.num_keep
     )
+    operations = policy.operations
+    is_before, is_after = (
+        owned_blocks(state.physical_by_slot, state.num_valid, ownership, geometry, operations)
+        for state in (residency, retained)
+    )
     owned, retirement, owner_result = commit_ownership(
         ownership,
         plan.reserved,
         plan.reserved_generation,
-        owned_blocks(residency.physical_by_slot, residency.num_valid, ownership, geometry),
-        owned_blocks(retained.physical_by_slot, retained.num_valid, ownership, geometry),
+        is_before,
+        is_after,
         geometry=geometry,
+        operations=operations,
     )
     result = first_fault(plan.result, upload_result, owner_result)
     unchanged = (

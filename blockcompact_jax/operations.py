@@ -7,6 +7,7 @@ several times faster. Which one a plan uses is a static choice of its caller, ne
 
 # pyright: reportUnknownMemberType=false
 
+import enum
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,17 @@ from jax import Array
 from jaxtyping import Bool, Float32, Int32, UInt32
 
 from .ids import HOLE, AnyArray
-from .masks import first_true, ids_from_mask, lookup, place_by_id, sort_ascending
+from .masks import (
+    count_by_id,
+    count_true,
+    first_true,
+    ids_from_mask,
+    lookup,
+    place_by_id,
+    place_mask,
+    sort_ascending,
+    take_in_rows,
+)
 from .ranking import LARGEST_KEY, rank_top, score_keys
 
 
@@ -45,6 +56,47 @@ class Members(NamedTuple):
     is_member: Bool[Array, "row place"]
     repeated_id: Int32[Array, " row"]
     repeated_other: Int32[Array, " row"]
+
+
+class Kept(NamedTuple):
+    """Two columns of equal lists, cut to the places that are kept; all HOLE padded.
+
+    Attributes:
+        places: the kept places, ascending.
+        first: the first column there.
+        second: the second column there.
+    """
+
+    places: Int32[Array, "row place"]
+    first: Int32[Array, "row place"]
+    second: Int32[Array, "row place"]
+
+
+class ReferenceCheck(enum.IntEnum):
+    """What moving references refuses, in this order; last axis of `ReferenceMoves.faults`."""
+
+    OUT_OF_RANGE = 0
+    REPEATED = 1
+    STALE = 2
+    NOT_RESERVED = 3
+    NOT_LANDED = 4
+    NOT_OWNED = 5
+
+
+class ReferenceMoves(NamedTuple):
+    """Reference counts after a commit. All but `faults` holds only where there is no fault.
+
+    Attributes:
+        references: the new counts.
+        is_released: blocks that had references and have none now.
+        num_retired: blocks per owner that left its tables.
+        faults: the first faulty block of each `ReferenceCheck`, HOLE where there is none.
+    """
+
+    references: Int32[Array, "kind owner physical"]
+    is_released: Bool[Array, "owner physical"]
+    num_retired: Int32[Array, " owner"]
+    faults: Int32[Array, "owner check"]
 
 
 class PlanOperations(Protocol):
@@ -100,6 +152,56 @@ class PlanOperations(Protocol):
         self, is_set: Bool[AnyArray, "row id"], *, capacity: int
     ) -> Int32[Array, "row capacity"]:
         """Lists the IDs where a mask holds ascending, cut or HOLE padded."""
+        ...
+
+    def keep_places(
+        self,
+        is_kept: Bool[AnyArray, "row place"],
+        first: Int32[AnyArray, "row place"],
+        second: Int32[AnyArray, "row place"],
+    ) -> Kept:
+        """Cuts two columns to the places that are kept, in their order."""
+        ...
+
+    def mark_ids(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        num_filled: Int32[AnyArray, " row"],
+        owner_by_row: Int32[AnyArray, " row"],
+        *,
+        num_owners: int,
+        max_ids: int,
+    ) -> Bool[Array, "owner max_ids"]:
+        """Marks the IDs that the filled places of any row of an owner hold."""
+        ...
+
+    def move_references(
+        self,
+        references: Int32[AnyArray, "kind owner physical"],
+        generation: Int32[AnyArray, "owner physical"],
+        landed: Int32[AnyArray, "owner place"],
+        landed_generation: Int32[AnyArray, "owner place"],
+        *,
+        is_before: Bool[AnyArray, "owner physical"],
+        is_after: Bool[AnyArray, "owner physical"],
+        regular: int,
+        transfer: int,
+    ) -> ReferenceMoves:
+        """Moves references from the tables before a commit to those after it.
+
+        Landed blocks lose a transfer reference, blocks that are new in the tables gain a regular
+        one, blocks that left the tables lose one.
+
+        Args:
+            references: counts, never negative.
+            generation: current generation of each block.
+            landed: destinations of the transfer, HOLE in unused places.
+            landed_generation: their generations when they were reserved.
+            is_before: blocks in the tables before the commit.
+            is_after: blocks in the tables after it.
+            regular: kind of a table's references (static).
+            transfer: kind of a transfer's references (static).
+        """
         ...
 
 
@@ -159,6 +261,70 @@ class PureOperations:
         """See `PlanOperations.list_mask`."""
         return ids_from_mask(is_set, capacity)
 
+    def keep_places(
+        self,
+        is_kept: Bool[AnyArray, "row place"],
+        first: Int32[AnyArray, "row place"],
+        second: Int32[AnyArray, "row place"],
+    ) -> Kept:
+        """See `PlanOperations.keep_places`."""
+        places = ids_from_mask(is_kept, is_kept.shape[1])
+        is_filled = places >= 0
+        return Kept(places, lookup(first, places, is_filled), lookup(second, places, is_filled))
+
+    def mark_ids(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        num_filled: Int32[AnyArray, " row"],
+        owner_by_row: Int32[AnyArray, " row"],
+        *,
+        num_owners: int,
+        max_ids: int,
+    ) -> Bool[Array, "owner max_ids"]:
+        """See `PlanOperations.mark_ids`."""
+        is_filled = place_mask(num_filled, ids.shape[1])
+        return count_by_id(ids, is_filled, owner_by_row, (num_owners, max_ids)) > 0
+
+    def move_references(
+        self,
+        references: Int32[AnyArray, "kind owner physical"],
+        generation: Int32[AnyArray, "owner physical"],
+        landed: Int32[AnyArray, "owner place"],
+        landed_generation: Int32[AnyArray, "owner place"],
+        *,
+        is_before: Bool[AnyArray, "owner physical"],
+        is_after: Bool[AnyArray, "owner physical"],
+        regular: int,
+        transfer: int,
+    ) -> ReferenceMoves:
+        """See `PlanOperations.move_references`."""
+        references = jnp.asarray(references)
+        is_before, is_after = jnp.asarray(is_before), jnp.asarray(is_after)
+        num_owners, num_blocks = generation.shape
+        owners = np.arange(num_owners, dtype=np.int32)
+        num_landed = count_by_id(landed, True, owners, (num_owners, num_blocks))
+        is_gained, is_retired = is_after & ~is_before, is_before & ~is_after
+        moved = references.at[transfer].add(-num_landed)
+        moved = moved.at[regular].add(is_gained.astype(jnp.int32) - is_retired.astype(jnp.int32))
+        was_used, is_used = (jnp.any(counts != 0, axis=0) for counts in (references, moved))
+        current = lookup(generation, landed, landed >= 0)
+        is_outside = (landed < HOLE) | (landed >= num_blocks)
+        is_stale = (current != landed_generation) & (current != HOLE)
+        faults = {
+            ReferenceCheck.OUT_OF_RANGE: _first_id(landed, is_outside),
+            ReferenceCheck.REPEATED: first_true(num_landed > 1),
+            ReferenceCheck.STALE: _first_id(landed, is_stale),
+            ReferenceCheck.NOT_RESERVED: first_true(num_landed > references[transfer]),
+            ReferenceCheck.NOT_LANDED: first_true(is_gained & (num_landed == 0)),
+            ReferenceCheck.NOT_OWNED: first_true(is_retired & (references[regular] == 0)),
+        }
+        return ReferenceMoves(
+            moved,
+            was_used & ~is_used,
+            count_true(is_retired),
+            jnp.stack([faults[check] for check in ReferenceCheck], axis=1),
+        )
+
 
 PURE_OPERATIONS = PureOperations()
 """Plain JAX, on every backend."""
@@ -182,6 +348,15 @@ def rank_keys(
 
 def _all(ids: AnyArray) -> AnyArray:
     return np.ones(ids.shape, bool)
+
+
+def _first_id(ids: AnyArray, is_faulty: AnyArray) -> Int32[Array, " row"]:
+    """Returns the first ID of each row where a mask holds, HOLE where none does."""
+    if ids.shape[1] == 0:
+        return jnp.full(ids.shape[:1], HOLE, jnp.int32)
+    place = first_true(is_faulty)
+    found = take_in_rows(ids, jnp.maximum(place, 0)[:, None])[:, 0]
+    return jnp.where(place >= 0, found, HOLE)
 
 
 def _first_repeated(ids: AnyArray, place_of_id: Array) -> Int32[Array, " row"]:

@@ -20,7 +20,7 @@ from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
 from .masks import count_by_id, count_true, lookup, place_mask
-from .operations import PURE_OPERATIONS, PlanOperations
+from .operations import PURE_OPERATIONS, PlanOperations, ReferenceCheck
 
 
 class ReferenceKind(enum.IntEnum):
@@ -76,6 +76,16 @@ class Retirement:
     is_released: Bool[Array, "owner physical"]
     num_retired: Int32[Array, " owner"]
     physical_blocks_released: Int32[Array, ""]
+
+
+_CODE_OF_CHECK = {
+    ReferenceCheck.OUT_OF_RANGE: ResultCode.BLOCK_OUT_OF_RANGE,
+    ReferenceCheck.REPEATED: ResultCode.DOUBLE_RELEASE,
+    ReferenceCheck.STALE: ResultCode.STALE_BLOCK,
+    ReferenceCheck.NOT_RESERVED: ResultCode.DOUBLE_RELEASE,
+    ReferenceCheck.NOT_LANDED: ResultCode.NOT_OWNED,
+    ReferenceCheck.NOT_OWNED: ResultCode.DOUBLE_RELEASE,
+}
 
 
 def empty_ownership(
@@ -217,6 +227,7 @@ def commit_ownership(
     is_owned_after: Bool[AnyArray, "owner physical"],
     *,
     geometry: ModelGeometry,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> tuple[Ownership, Retirement, Result]:
     """Moves a request's references from its old tables to its new ones.
 
@@ -231,34 +242,30 @@ def commit_ownership(
         is_owned_before: Blocks in the request's tables before the commit, see `owned_blocks`.
         is_owned_after: Blocks in its tables after upload and retention.
         geometry: Static facts, to name a layer in a fault.
+        operations: What moves the counts (static); the result is the same.
     """
-    landed, result = _count_references(ownership, reserved, geometry)
-    gained = jnp.asarray(is_owned_after) & ~jnp.asarray(is_owned_before)
-    retired = jnp.asarray(is_owned_before) & ~jnp.asarray(is_owned_after)
-    references = jnp.asarray(ownership.references)
+    moves = operations.move_references(
+        ownership.references,
+        ownership.generation,
+        reserved,
+        reserved_generation,
+        is_before=is_owned_before,
+        is_after=is_owned_after,
+        regular=ReferenceKind.REGULAR,
+        transfer=ReferenceKind.TRANSFER,
+    )
+    layers = geometry.layer_by_owner(ownership.granularity)
     result = first_fault(
-        result,
-        _stale_fault(ownership, reserved, reserved_generation, geometry),
-        _block_fault(
-            landed > references[ReferenceKind.TRANSFER],
-            ResultCode.DOUBLE_RELEASE,
-            ownership,
-            geometry,
-        ),
-        _block_fault(gained & (landed == 0), ResultCode.NOT_OWNED, ownership, geometry),
-        _block_fault(
-            retired & (references[ReferenceKind.REGULAR] == 0),
-            ResultCode.DOUBLE_RELEASE,
-            ownership,
-            geometry,
-        ),
+        *(
+            fault_at(blocks != HOLE, _CODE_OF_CHECK[check], layer_by_row=layers, block=blocks)
+            for check in ReferenceCheck
+            for blocks in (moves.faults[:, check],)
+        )
     )
-    committed = references.at[ReferenceKind.TRANSFER].add(-landed)
-    committed = committed.at[ReferenceKind.REGULAR].add(
-        gained.astype(jnp.int32) - retired.astype(jnp.int32)
-    )
-    references = jnp.where(result.is_ok, committed, references)
-    return (*_drop(ownership, references, retired & result.is_ok), result)
+    references = jnp.where(result.is_ok, moves.references, ownership.references)
+    is_released = moves.is_released & result.is_ok
+    num_retired = jnp.where(result.is_ok, moves.num_retired, 0)
+    return (*_retire(ownership, references, is_released, num_retired), result)
 
 
 def generation_of(
@@ -273,13 +280,16 @@ def owned_blocks(
     num_valid: Int32[AnyArray, " row"],
     ownership: Ownership,
     geometry: ModelGeometry,
+    operations: PlanOperations = PURE_OPERATIONS,
 ) -> Bool[Array, "owner physical"]:
     """Marks the blocks that any layer of each owner has in its table."""
-    num_owners = geometry.num_owners(ownership.granularity)
-    num_physical = ownership.num_physical_blocks
-    is_filled = place_mask(num_valid, physical_by_slot.shape[1])
-    owners = geometry.owner_by_row(ownership.granularity)
-    return count_by_id(physical_by_slot, is_filled, owners, (num_owners, num_physical)) > 0
+    return operations.mark_ids(
+        physical_by_slot,
+        num_valid,
+        geometry.owner_by_row(ownership.granularity),
+        num_owners=geometry.num_owners(ownership.granularity),
+        max_ids=ownership.num_physical_blocks,
+    )
 
 
 def retire_nothing(ownership: Ownership) -> Retirement:
@@ -344,10 +354,16 @@ def _drop(
 ) -> tuple[Ownership, Retirement]:
     """Replaces the counts, and measures and marks what that freed."""
     is_released = ~ownership.is_free & jnp.all(references == 0, axis=0)
+    return _retire(ownership, references, is_released, count_true(is_retired))
+
+
+def _retire(
+    ownership: Ownership, references: Array, is_released: Array, num_retired: Array
+) -> tuple[Ownership, Retirement]:
     generation = ownership.generation + is_released.astype(jnp.int32)
     retirement = Retirement(
         is_released=is_released,
-        num_retired=count_true(is_retired),
-        physical_blocks_released=jnp.sum(is_released, dtype=jnp.int32),
+        num_retired=num_retired,
+        physical_blocks_released=jnp.sum(count_true(is_released), dtype=jnp.int32),
     )
     return replace(ownership, references=references, generation=generation), retirement

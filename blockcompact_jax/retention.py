@@ -27,7 +27,7 @@ from .ids import (
     as_physical_blocks,
     as_resident_slots,
 )
-from .masks import count_true, lookup, place_mask
+from .masks import count_true, place_mask
 from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency
 from .selection import Selection
@@ -167,10 +167,10 @@ def plan_retention(
     is_exact = jnp.where(jnp.asarray(is_due), is_wanted, is_valid)
     kind, is_kept = _choose_kind(is_exact, is_valid, residency, geometry, policy)
     num_keep = count_true(is_kept)
-    keep_slots = operations.list_mask(is_kept, capacity=residency.max_slots)
+    keep_slots, logical, remapped = operations.keep_places(
+        is_kept, residency.logical_by_slot, residency.physical_by_slot
+    )
     is_filled = keep_slots >= 0
-    logical = lookup(residency.logical_by_slot, keep_slots, is_filled)
-    remapped = lookup(residency.physical_by_slot, keep_slots, is_filled)
     kind_by_row = kind[geometry.group_place_by_row][:, None]
     is_byte_move = (kind_by_row == RetentionKind.BYTE_MOVE) & is_filled
     is_moved = is_byte_move & (keep_slots != slots)

@@ -26,4 +26,7 @@ HandlerList BlockScoreHandlers();
 // Ranking, and lists and masks of IDs.
 HandlerList RankHandlers();
 
+// Marks of tables, and reference counts.
+HandlerList ReferenceHandlers();
+
 }  // namespace blockcompact_ffi

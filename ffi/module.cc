@@ -173,8 +173,8 @@ py::dict BuildInfo() {
 
 py::dict FfiTargets() {
   py::dict targets;
-  for (const HandlerList& handlers :
-       {ArrayHandlers(), PoolHandlers(), AttendHandlers(), BlockScoreHandlers(), RankHandlers()}) {
+  for (const HandlerList& handlers : {ArrayHandlers(), PoolHandlers(), AttendHandlers(),
+                                      BlockScoreHandlers(), RankHandlers(), ReferenceHandlers()}) {
     for (const auto& [name, handler] : handlers) {
       targets[py::str(name)] = py::capsule(reinterpret_cast<void*>(handler));
     }

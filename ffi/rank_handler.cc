@@ -107,6 +107,28 @@ ffi::Error ListMasks(ffi::ThreadPool threads, Mask is_set, ffi::Result<Ids> asce
   return ffi::Error::Success();
 }
 
+ffi::Error KeepPlaces(ffi::ThreadPool threads, Mask is_kept, Ids first, Ids second,
+                      ffi::Result<Ids> places, ffi::Result<Ids> kept_first,
+                      ffi::Result<Ids> kept_second) {
+  const int64_t num_elements = is_kept.element_count();
+  for (const Ids& column : {first, second, *places, *kept_first, *kept_second}) {
+    if (!HasElements(column, num_elements)) {
+      return WrongShape("the operands of keep_places differ in rows or places");
+    }
+  }
+  blockcompact::KeepCall call;
+  call.is_kept = Bytes(is_kept);
+  call.first = first.typed_data();
+  call.second = second.typed_data();
+  call.num_rows = NumRows(is_kept);
+  call.num_places = LastDim(is_kept);
+  call.places = places->typed_data();
+  call.kept_first = kept_first->typed_data();
+  call.kept_second = kept_second->typed_data();
+  blockcompact::KeepPlaces(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
 XLA_FFI_DEFINE_HANDLER(kRank, Rank,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -137,13 +159,24 @@ XLA_FFI_DEFINE_HANDLER(
 XLA_FFI_DEFINE_HANDLER(kListMasks, ListMasks,
                        ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Mask>().Ret<Ids>());
 
+XLA_FFI_DEFINE_HANDLER(kKeepPlaces, KeepPlaces,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Mask>()  // is_kept
+                           .Arg<Ids>()   // first
+                           .Arg<Ids>()   // second
+                           .Ret<Ids>()   // places
+                           .Ret<Ids>()   // kept_first
+                           .Ret<Ids>());
+
 }  // namespace
 
 HandlerList RankHandlers() {
   return {{"blockcompact_rank", kRank},
           {"blockcompact_find_members", kFindMembers},
           {"blockcompact_sort_ids", kSortIds},
-          {"blockcompact_list_masks", kListMasks}};
+          {"blockcompact_list_masks", kListMasks},
+          {"blockcompact_keep_places", kKeepPlaces}};
 }
 
 }  // namespace blockcompact_ffi

@@ -1,5 +1,6 @@
 """Benchmark scripts run end to end on tiny sizes; nothing here looks at a time."""
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -36,3 +37,29 @@ def test_kernels_benchmark_refuses_to_time_a_wrong_answer(monkeypatch):
     calls = {kernels.OURS: lambda _: [1, 2], "torch": lambda _: [1, 3]}
     with pytest.raises(SystemExit, match="torch gave other bytes; nothing was timed"):
         kernels.check_bytes(calls, "upload")
+
+
+def test_planning_benchmark_refuses_to_time_a_wrong_answer(monkeypatch):
+    """Every rival's answer is compared with a stable sort's, tied scores included."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    rivals = importlib.import_module("planning_rivals")
+    workload = rivals.Workload(layers=2, blocks=40, wanted=9)
+    for has_ties in (False, True):
+        inputs = rivals.make_inputs(workload, has_ties=has_ties)
+        answer = rivals.numpy_rank(workload, inputs)()
+        rivals.check("numpy", answer, inputs.expected)
+        answer[1, 0] += 1
+        with pytest.raises(SystemExit, match="numpy gives a wrong answer, so nothing is timed"):
+            rivals.check("numpy", answer, inputs.expected)
+
+
+def test_planning_benchmark_notices_other_processes(monkeypatch):
+    """A machine is shared where others took processor time; unknown where it cannot be read."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    load = importlib.import_module("planning_load")
+    readings = iter([(0.0, 0.0, 0.0), (10.0, 9.0, 8.5), (0.0, 0.0, 0.0), (10.0, 9.0, 2.0)])
+    monkeypatch.setattr(load, "_read", lambda: next(readings))
+    assert load.Others().were_running() is False
+    assert load.Others().were_running() is True
+    readings = iter([None, None])
+    assert load.Others().were_running() is None

@@ -21,7 +21,13 @@ from blockcompact_jax.ids import AnyArray
 from blockcompact_jax.kernels._checks import describe
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.mesh_axes import result_type, vary_over, varying_axes
-from blockcompact_jax.operations import Members, Ranking
+from blockcompact_jax.operations import (
+    Kept,
+    Members,
+    Ranking,
+    ReferenceCheck,
+    ReferenceMoves,
+)
 
 
 class RankOrder(enum.IntEnum):
@@ -153,6 +159,74 @@ class NativeOperations:
         return _call("blockcompact_list_masks", [((is_set.shape[0], capacity), np.int32)], is_set)[
             0
         ]
+
+    def keep_places(
+        self,
+        is_kept: Bool[AnyArray, "row place"],
+        first: Int32[AnyArray, "row place"],
+        second: Int32[AnyArray, "row place"],
+    ) -> Kept:
+        """See `PlanOperations.keep_places`."""
+        _check("is_kept", is_kept, np.bool_)
+        _check("first", first, np.int32, is_kept.shape)
+        _check("second", second, np.int32, is_kept.shape)
+        columns = [(is_kept.shape, np.int32)] * 3
+        return Kept(*_call("blockcompact_keep_places", columns, is_kept, first, second))
+
+    def mark_ids(
+        self,
+        ids: Int32[AnyArray, "row place"],
+        num_filled: Int32[AnyArray, " row"],
+        owner_by_row: Int32[AnyArray, " row"],
+        *,
+        num_owners: int,
+        max_ids: int,
+    ) -> Bool[Array, "owner max_ids"]:
+        """See `PlanOperations.mark_ids`."""
+        _check("ids", ids, np.int32)
+        _check("num_filled", num_filled, np.int32, ids.shape[:1])
+        _check("owner_by_row", owner_by_row, np.int32, ids.shape[:1])
+        marks = [((num_owners, max_ids), np.bool_)]
+        return _call("blockcompact_mark_ids", marks, ids, num_filled, owner_by_row)[0]
+
+    def move_references(
+        self,
+        references: Int32[AnyArray, "kind owner physical"],
+        generation: Int32[AnyArray, "owner physical"],
+        landed: Int32[AnyArray, "owner place"],
+        landed_generation: Int32[AnyArray, "owner place"],
+        *,
+        is_before: Bool[AnyArray, "owner physical"],
+        is_after: Bool[AnyArray, "owner physical"],
+        regular: int,
+        transfer: int,
+    ) -> ReferenceMoves:
+        """See `PlanOperations.move_references`."""
+        owners, blocks = generation.shape
+        _check("references", references, np.int32, (references.shape[0], owners, blocks))
+        _check("generation", generation, np.int32)
+        _check("landed", landed, np.int32, (owners, landed.shape[-1]))
+        _check("landed_generation", landed_generation, np.int32, landed.shape)
+        _check("is_before", is_before, np.bool_, generation.shape)
+        _check("is_after", is_after, np.bool_, generation.shape)
+        results = _call(
+            "blockcompact_move_references",
+            [
+                (references.shape, np.int32),
+                (generation.shape, np.bool_),
+                ((owners,), np.int32),
+                ((owners, len(ReferenceCheck)), np.int32),
+            ],
+            references,
+            generation,
+            landed,
+            landed_generation,
+            is_before,
+            is_after,
+            regular=np.int64(regular),
+            transfer=np.int64(transfer),
+        )
+        return ReferenceMoves(*results)
 
 
 def _call(

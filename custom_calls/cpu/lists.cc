@@ -133,4 +133,24 @@ void ListMasks(const MaskCall& call, const ParallelFor& parallel_for) {
   });
 }
 
+void KeepPlaces(const KeepCall& call, const ParallelFor& parallel_for) {
+  const RankKernels kernels = SelectRankKernels(ChosenImpl());
+  ForRows(call.num_rows, 4 * call.num_places, parallel_for, [&](int64_t begin, int64_t end) {
+    int32_t* listed = TakePlaces(call.num_places + kRankSpare);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t start = row * call.num_places;
+      const int64_t num_kept =
+          kernels.list_set(call.is_kept + start, call.num_places, call.num_places, listed);
+      for (int64_t place = 0; place < num_kept; ++place) {
+        call.places[start + place] = listed[place];
+        call.kept_first[start + place] = call.first[start + listed[place]];
+        call.kept_second[start + place] = call.second[start + listed[place]];
+      }
+      for (int32_t* column : {call.places, call.kept_first, call.kept_second}) {
+        std::fill(column + start + num_kept, column + start + call.num_places, kHole);
+      }
+    }
+  });
+}
+
 }  // namespace blockcompact

@@ -8,6 +8,7 @@
 
 #include "blockcompact/head_kernels.h"
 #include "blockcompact/lists.h"
+#include "blockcompact/references.h"
 #include "check.h"
 
 using namespace blockcompact;  // NOLINT: a test program
@@ -104,8 +105,62 @@ void TestLists() {
     expected.resize(listed.size());
     ListMasks({is_set.data(), 1, 333, 40, listed.data()}, SerialFor);
     CHECK(listed == expected, "%s: mask", ImplName(impl));
+    const std::vector<uint8_t> is_kept = {0, 1, 1, 0, 1, 0};
+    std::vector<int32_t> places(6), first(6), second(6);
+    KeepPlaces({is_kept.data(), ids.data(), ascending.data(), 1, 6, places.data(), first.data(),
+                second.data()},
+               SerialFor);
+    CHECK((places == std::vector<int32_t>{1, 2, 4, kHole, kHole, kHole}), "%s", ImplName(impl));
+    CHECK((first == std::vector<int32_t>{-1, 99, 0, kHole, kHole, kHole}), "%s", ImplName(impl));
+    CHECK((second == std::vector<int32_t>{5, 70, -1, kHole, kHole, kHole}), "%s", ImplName(impl));
   }
   ForceImpl("");
+}
+
+// Two owners of four blocks: owner 0 commits block 1 and drops block 2; owner 1 commits what nobody
+// reserved.
+void TestReferences() {
+  const std::vector<int32_t> tables = {2, 3, 1, kHole, 9, 0}, num_filled = {2, 1, 2};
+  const std::vector<int32_t> owner = {0, 1, 0};
+  std::vector<uint8_t> is_marked(8);
+  MarkIds({tables.data(), num_filled.data(), owner.data(), 1, 3, 2, 2, 4, is_marked.data()},
+          OnTwoThreads);
+  CHECK((is_marked == std::vector<uint8_t>{1, 0, 1, 1, 0, 1, 0, 0}), "marks");
+
+  const std::vector<int32_t> references = {0, 0, 1, 1, 0, 0, 0, 0,   // regular
+                                           0, 0, 0, 0, 0, 0, 0, 0,   // prefix
+                                           0, 1, 0, 0, 0, 0, 0, 0};  // transfer
+  const std::vector<int32_t> generation = {5, 6, 7, 8, 0, 0, 0, 0};
+  const std::vector<int32_t> landed = {1, kHole, 3, 4}, landed_generation = {6, kHole, 0, 0};
+  const std::vector<uint8_t> is_before = {0, 0, 1, 1, 0, 0, 0, 0};
+  const std::vector<uint8_t> is_after = {0, 1, 0, 1, 0, 0, 0, 1};
+  std::vector<int32_t> moved(24), num_retired(2), faults(2 * kNumReferenceChecks);
+  std::vector<uint8_t> is_released(8);
+  ReferenceCall call;
+  call.references = references.data();
+  call.generation = generation.data();
+  call.landed = landed.data();
+  call.landed_generation = landed_generation.data();
+  call.is_before = is_before.data();
+  call.is_after = is_after.data();
+  call.num_batches = 1;
+  call.num_kinds = 3;
+  call.num_owners = 2;
+  call.num_blocks = 4;
+  call.num_places = 2;
+  call.transfer = 2;
+  call.moved = moved.data();
+  call.is_released = is_released.data();
+  call.num_retired = num_retired.data();
+  call.faults = faults.data();
+  MoveReferences(call, OnTwoThreads);
+  CHECK(
+      (std::vector<int32_t>(moved.begin(), moved.begin() + 4) == std::vector<int32_t>{0, 1, 0, 1}),
+      "regular references");
+  CHECK(moved[17] == 0 && num_retired[0] == 1 && is_released[2] == 1, "owner 0");
+  CHECK((faults == std::vector<int32_t>{kHole, kHole, kHole, kHole, kHole, kHole,  // owner 0
+                                        4, kHole, kHole, 3, kHole, kHole}),
+        "faults");
 }
 
 }  // namespace
@@ -119,5 +174,6 @@ int main() {
     }
   }
   TestLists();
+  TestReferences();
   return 0;
 }

@@ -45,4 +45,18 @@ struct MaskCall {
 
 void ListMasks(const MaskCall& call, const ParallelFor& parallel_for);
 
+// Two columns of equal lists, cut to the places that are kept.
+struct KeepCall {
+  const uint8_t* is_kept = nullptr;  // [num_rows, num_places]
+  const int32_t* first = nullptr;    // [num_rows, num_places]
+  const int32_t* second = nullptr;   // [num_rows, num_places]
+  int64_t num_rows = 0;
+  int64_t num_places = 0;
+  int32_t* places = nullptr;       // [num_rows, num_places]: the kept places, ascending
+  int32_t* kept_first = nullptr;   // [num_rows, num_places]
+  int32_t* kept_second = nullptr;  // [num_rows, num_places]
+};
+
+void KeepPlaces(const KeepCall& call, const ParallelFor& parallel_for);
+
 }  // namespace blockcompact
