@@ -17,8 +17,6 @@ namespace blockcompact {
 namespace {
 
 constexpr int64_t kBatchRows = 48;          // rows of a KV head that are worked on together
-constexpr int64_t kMaxTaskChunks = 8;       // neighbours: each asks for the keys of the next
-constexpr int64_t kMinTasks = 16;           // of a call, where it has as many chunks
 constexpr int64_t kSerialBytes = 96 << 10;  // below, waking a thread costs more than it saves
 
 std::atomic<const AttendKernels*> forced_kernels{nullptr};
@@ -154,18 +152,13 @@ void RunBatch(AttendBatch batch, const ParallelFor& parallel_for) {
   TakeBuffers(&batch, &scratch);
   LoadQueries(batch);
   std::vector<std::atomic<int64_t>> num_left(static_cast<size_t>(batch.num_kv_heads));
-  const int64_t chunks_per_task =
-      std::clamp<int64_t>(batch.num_kv_heads * batch.num_chunks / kMinTasks, 1, kMaxTaskChunks);
-  const int64_t tasks_per_head = (batch.num_chunks + chunks_per_task - 1) / chunks_per_task;
-  for (std::atomic<int64_t>& left : num_left) left = tasks_per_head;
+  for (std::atomic<int64_t>& left : num_left) left = batch.num_chunks;
   const auto task = [&](int64_t number) {
     const int64_t kv_head = number % batch.num_kv_heads;
-    const int64_t first_chunk = number / batch.num_kv_heads * chunks_per_task;
-    AttendChunks(batch, kv_head, first_chunk,
-                 std::min(first_chunk + chunks_per_task, batch.num_chunks));
+    AttendChunk(batch, kv_head, number / batch.num_kv_heads);
     if (--num_left[static_cast<size_t>(kv_head)] == 0) MergeChunks(batch, kv_head);
   };
-  const int64_t num_tasks = batch.num_kv_heads * tasks_per_head;
+  const int64_t num_tasks = batch.num_kv_heads * batch.num_chunks;
   const KeyRange seen = batch.SeenByAny();
   const int64_t num_bytes =
       (seen.end - seen.begin) * batch.num_kv_heads * 2 * batch.dims_padded * batch.element_bytes();

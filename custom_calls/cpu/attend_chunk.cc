@@ -37,26 +37,16 @@ struct BlockRun {
   KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
 };
 
-// Lines to ask for with a step of each phase.
-struct Lines {
-  int64_t per_score = 0;   // a group
-  int64_t per_vector = 0;  // 16 scores of a row
-  int64_t per_tile = 0;    // of values
-};
-
-constexpr int64_t kMaxValueTiles = 8;  // of a job, between requests
-constexpr int64_t kVectorTime = 20;    // cycles of 16 weights of a row, about
+constexpr int64_t kVectorTime = 20;  // cycles of 16 weights of a row, about
 
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
-  ChunkTask(const AttendBatch& batch, int64_t kv_head, int64_t chunk, bool has_next,
-            Scratch& scratch)
+  ChunkTask(const AttendBatch& batch, int64_t kv_head, int64_t chunk, Scratch& scratch)
       : batch_(batch),
         kernels_(batch.kernels),
         kv_head_(kv_head),
         chunk_(chunk),
-        has_next_(has_next),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
         scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
@@ -79,7 +69,7 @@ class ChunkTask {
     PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
-      prefetch_->Ask(lines_.per_score);
+      prefetch_->Ask(lines_per_group_);
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
@@ -125,28 +115,22 @@ class ChunkTask {
     kernels_.score(job);
   }
 
-  // Memory would rest beside arithmetic: it is asked for the values of this chunk and the keys of
-  // the next one, in shares after the time that the phases are expected to take.
+  // Memory would rest beside arithmetic: it is asked for the values of this chunk, in shares after
+  // the time that the scores and the weights are expected to take.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
     prefetch_ = &queue;
     reader_.AddTo(&queue, seen.begin, seen.end, 1);
-    if (has_next_) {
-      const int64_t end = std::min(seen.end + kChunkTokens, batch_.SeenByAny().end);
-      reader_.AddTo(&queue, seen.end, end, 0);
-    }
     const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
     const int64_t num_passes = (batch_.num_rows() + kTileTokens - 1) / kTileTokens;
     const int64_t score_time = num_passes * batch_.dims_padded;
-    const int64_t value_time = score_time;
     const int64_t softmax_time = kVectorTime * batch_.num_rows();
-    const int64_t tile_time = std::max<int64_t>(1, score_time + softmax_time + value_time);
     const auto share = [&](int64_t time, int64_t num_steps) {
-      return queue.num_lines() * time / (tile_time * num_steps) + 1;
+      return queue.num_lines() * time / ((score_time + softmax_time) * num_steps) + 1;
     };
-    lines_ = {share(score_time * kGroupTiles, num_tiles),
-              share(softmax_time, num_tiles * batch_.num_rows()), share(value_time, num_tiles)};
+    lines_per_group_ = share(score_time * kGroupTiles, num_tiles);
+    lines_per_vector_ = share(softmax_time, num_tiles * batch_.num_rows());
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {
@@ -164,7 +148,7 @@ class ChunkTask {
         job.write_end = RoundUp(job.end, kGroupTokens);
         job.scale = batch_.call->scale;
         job.prefetch = prefetch_;
-        job.lines_per_vector = lines_.per_vector;
+        job.lines_per_vector = lines_per_vector_;
         result = kernels_.softmax(job);
       }
       batch_.maximum[CellOf(row)] = result.maximum;
@@ -227,8 +211,7 @@ class ChunkTask {
       }
       job.weights = WeightsOf(0, key);
       job.num_tiles = 0;
-      while (job.num_tiles < kMaxValueTiles &&
-             key + kGroupTokens <= std::min(seen.end, seen_by_all.end) && AddInPlace(key, &job)) {
+      while (key + kGroupTokens <= std::min(seen.end, seen_by_all.end) && AddInPlace(key, &job)) {
         key += kGroupTokens;
       }
       if (job.num_tiles == 0) {
@@ -236,7 +219,6 @@ class ChunkTask {
         key += kGroupTokens;
       }
       kernels_.value(job);
-      prefetch_->Ask(lines_.per_tile * job.num_tiles);
     }
   }
 
@@ -285,7 +267,6 @@ class ChunkTask {
   const AttendKernels& kernels_;
   const int64_t kv_head_;
   const int64_t chunk_;
-  const bool has_next_;  // the same head's next chunk comes next
   const int64_t first_key_;
   const int64_t tile_bytes_;
   float* const scores_;       // [row][kRowTokens]
@@ -295,7 +276,8 @@ class ChunkTask {
   const TileReader reader_;
   int64_t num_runs_ = 0;
   PrefetchQueue* prefetch_ = nullptr;
-  Lines lines_;
+  int64_t lines_per_group_ = 0;   // asked for with a group of scores
+  int64_t lines_per_vector_ = 0;  // and with 16 weights of a row
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
@@ -349,14 +331,11 @@ void LoadQueries(const AttendBatch& batch) {
   }
 }
 
-void AttendChunks(const AttendBatch& batch, int64_t kv_head, int64_t first_chunk,
-                  int64_t last_chunk) {
+void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
   thread_local Scratch scratch;
+  scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
-  for (int64_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
-    scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
-    ChunkTask(batch, kv_head, chunk, chunk + 1 < last_chunk, scratch).Run();
-  }
+  ChunkTask(batch, kv_head, chunk, scratch).Run();
   if (batch.kernels.leave != nullptr) batch.kernels.leave();
 }
 

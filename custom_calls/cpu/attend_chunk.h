@@ -46,10 +46,8 @@ struct AttendBatch {
 // Copies the rows of all queries, padded.
 void LoadQueries(const AttendBatch& batch);
 
-// Softmax and weighted sum over each of chunks [first_chunk, last_chunk), for all rows of a KV
-// head.
-void AttendChunks(const AttendBatch& batch, int64_t kv_head, int64_t first_chunk,
-                  int64_t last_chunk);
+// Softmax and weighted sum over one chunk, for all rows of a KV head.
+void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk);
 
 // Writes the results of all rows of a KV head whose chunks are done.
 void MergeChunks(const AttendBatch& batch, int64_t kv_head);
