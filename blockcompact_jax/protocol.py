@@ -393,5 +393,5 @@ def _plain(value: Any) -> Any:
         return sorted(members)
     if isinstance(value, tuple):
         return [_plain(member) for member in value]  # pyright: ignore
-    fields: dict[str, Any] = vars(value)
+    fields: dict[str, Any] = value.__dict__  # pyright: ignore
     return {name: _plain(member) for name, member in fields.items()}
