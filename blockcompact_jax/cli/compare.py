@@ -97,10 +97,9 @@ def _compare(options: Any) -> dict[str, Any]:
     with make_observer() as observer:
         loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=observer)
         found = compare_forced(options, loaded, observer=observer)
-    plain: dict[str, Any] = vars(options)
     texts = {"budget": str(options.budget), "prompt_file": str(options.prompt_file or "") or None}
     return {
-        "configuration": plain | texts,
+        "configuration": {**vars(options), **texts},
         "seed": options.seed,
         **found.to_dict(),
         "machine": machine(),

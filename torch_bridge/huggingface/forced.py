@@ -25,6 +25,7 @@ from blockcompact_jax.kernels import Layout
 from blockcompact_jax.paths import PathComparison, compare_paths
 from torch_bridge.budget import OptionError
 from torch_bridge.dlpack import to_jax
+from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import StockPrefix
 from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
@@ -116,7 +117,7 @@ def compare_forced(
         session.prefill(context)
         prefix = StockPrefix(session.cache)
         along = _force(session, chunks, options, watcher)
-        loaded.model.set_attn_implementation(session.stock_attention)
+        loaded.model.set_attn_implementation(STOCK_ATTENTION)
         watcher.on_stage("forcing the text through the stock model", len(forced))
         expected = _force_stock(loaded, prefix, chunks, watcher)
         watcher.on_stage("comparing bytes on every path", None)

@@ -2,7 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const ROWS_AT_ONCE = 200;
-  const MAX_POINTS = 2000;
+  const MAX_POINTS = 1000;
   const TABLE_COLUMNS = ["model", "dtype", "context_tokens", "budget", "policy", "block_tokens",
     "draft_tokens", "reselect_every", "acceptance_rate", "tokens_per_round", "speedup_vs_full",
     "tokens_per_second", "tokens_identical_to_full", "state", "file"];
@@ -256,15 +256,23 @@
     const px = (number) => left + (number / xHigh) * (width - left - 12);
     const py = (number) => height - bottom - (number / yHigh) * (height - bottom - 10);
     const keys = [...new Set(drawn.map((point) => String(value(point.number, series.value))))];
-    const color = (point) => `var(--s${keys.indexOf(String(value(point.number, series.value))) % 6})`;
+    const shade = new Map(keys.map((key, number) => [key, `var(--s${number % 6})`]));
+    const color = (point) => shade.get(String(value(point.number, series.value)));
     const marks = [0, 0.25, 0.5, 0.75, 1];
     const axes = marks.flatMap((mark) => [
       s("line", { class: "axis", x1: left, x2: width - 12, y1: py(mark * yHigh), y2: py(mark * yHigh) }),
       s("text", { x: left - 5, y: py(mark * yHigh) + 4, "text-anchor": "end" }, short(mark * yHigh)),
       s("text", { x: px(mark * xHigh), y: height - bottom + 15, "text-anchor": "middle" }, short(mark * xHigh))]);
-    const dots = drawn.map((point) => s("circle", { cx: px(point.x), cy: py(point.y), r: 5,
-      fill: color(point), "fill-opacity": 0.35, stroke: color(point), onclick: () => { selected = point.number; drawRun(); } },
-      s("title", {}, `${nameOf(point.number)}\n${xLabel}: ${show(point.x)}\n${yLabel}: ${show(point.y)}`)));
+    // One listener for all points, and a title only where the pointer is: there may be many.
+    const dots = s("g", {
+      onclick: (event) => { selected = drawn[event.target.dataset.place].number; drawRun(); },
+      onmouseover: (event) => {
+        if (event.target.firstChild || event.target.tagName !== "circle") return;
+        const point = drawn[event.target.dataset.place];
+        event.target.append(s("title", {},
+          `${nameOf(point.number)}\n${xLabel}: ${show(point.x)}\n${yLabel}: ${show(point.y)}`));
+      } }, drawn.map((point, place) => s("circle", { cx: px(point.x), cy: py(point.y), r: 5,
+      fill: color(point), "fill-opacity": 0.35, stroke: color(point), "data-place": place })));
     const legend = h("div", { class: "legend" }, keys.slice(0, 12).map((key, number) =>
       h("span", {}, h("i", { style: `background: var(--s${number % 6})` }), key)));
     const more = points.length > drawn.length ? `${drawn.length} of ${points.length} runs; filter for others` : null;
