@@ -1,5 +1,7 @@
 #include "host_threads.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -33,6 +35,29 @@ int64_t DefaultNumThreads() {
                                 "'; it must be a number in [1, 1024]");
   }
   return value;
+}
+
+// The entry point of an OpenMP runtime that this process has loaded: runs a function on each thread
+// of a team and returns when all are done. 0 threads: as many as the runtime is set to.
+using OpenMpParallel = void (*)(void (*function)(void*), void* data, unsigned num_threads,
+                                unsigned flags);
+std::atomic<OpenMpParallel> open_mp_parallel{nullptr};
+
+void OnOpenMpThreads(OpenMpParallel parallel, int64_t num_tasks, const blockcompact::Task& task) {
+  struct Shared {
+    const blockcompact::Task* task;
+    int64_t num_tasks;
+    std::atomic<int64_t> next{0};
+  } shared{&task, num_tasks};
+  parallel(
+      [](void* data) {
+        auto* tasks = static_cast<Shared*>(data);
+        for (int64_t i = tasks->next.fetch_add(1); i < tasks->num_tasks;
+             i = tasks->next.fetch_add(1)) {
+          (*tasks->task)(i);
+        }
+      },
+      &shared, 0, 0);
 }
 
 class Helpers {
@@ -84,7 +109,16 @@ void SetNumHostThreads(int64_t num_threads) {
   chosen_num_threads.store(num_threads, std::memory_order_relaxed);
 }
 
+bool UseOpenMpThreads(bool is_used) {
+  const auto parallel =
+      is_used ? reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")) : nullptr;
+  open_mp_parallel.store(parallel, std::memory_order_relaxed);
+  return parallel != nullptr;
+}
+
 void HostParallelFor(int64_t num_tasks, const blockcompact::Task& task) {
+  const OpenMpParallel parallel = open_mp_parallel.load(std::memory_order_relaxed);
+  if (parallel != nullptr && num_tasks > 1) return OnOpenMpThreads(parallel, num_tasks, task);
   const int64_t num_helpers = std::min(NumHostThreads(), num_tasks) - 1;
   if (num_helpers <= 0) return blockcompact::SerialFor(num_tasks, task);
   const auto tasks = std::make_shared<SharedTasks>(num_tasks, task);

@@ -86,7 +86,6 @@ class MiniEngine:
                     layer_name,
                     self.kv[layer].tensor,
                     query=query,
-                    out=out,
                     first_query=first_query,
                     scale=SCALE,
                 )

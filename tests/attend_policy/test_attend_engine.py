@@ -46,15 +46,14 @@ class NamedRequest:
     def __init__(self, name, budget, every):
         self.name, self.budget, self.every = name, parse_budget(budget), every
         self.selected = None  # of each layer: a set of logical blocks
-        self.num_candidates = self.selected_at = 0
+        self.num_candidates = self.reselect_at = self.length = 0
 
     def decode(self, length):
         """(out of each layer, keys attended to, whether it is scored) of a step."""
         whole = length // mini.B
         budget = max(self.budget.num_blocks(whole), 2)
-        is_scored = budget < whole and (
-            self.selected is None or length - self.selected_at >= self.every
-        )
+        self.length = length
+        is_scored = budget < whole and (self.selected is None or length >= self.reselect_at)
         if budget >= whole:
             self.selected = None
         outs, masses = [], []
@@ -63,24 +62,30 @@ class NamedRequest:
             tokens = [
                 token
                 for token in range(length)
-                if is_scored
-                or self.selected is None
+                if self.selected is None
                 or token // mini.B in self.selected[layer]
                 or token >= self.num_candidates * mini.B
             ]
             num_keys = len(tokens)
-            drawn = [token_values(self.name, layer, token) for token in tokens]
-            keys, values = (torch.stack([d[i] for d in drawn], 1).double() for i in (1, 2))
-            query = token_values(self.name, layer, length - 1)[0]
-            out, weights = attend(query, keys, values, mini.SCALE)
-            outs.append(out)
-            masses.append(weights.mean(0))
+            outs.append(self._attend(layer, length, tokens)[0])
+            if is_scored:  # over all tokens, whatever is attended to
+                masses.append(self._attend(layer, length, range(length))[1].mean(0))
         if is_scored:
             self._select(length, budget, masses)
         return outs, num_keys, is_scored
 
+    def schedule(self, others):
+        """Is scored again as late as possible on a step with as few others as possible."""
+        waits = [other.reselect_at - other.length for other in others if other.selected is not None]
+        wait = min(range(1, self.every + 1), key=lambda w: (waits.count(w), -w))
+        self.reselect_at = self.length + wait
+
+    def _attend(self, layer, length, tokens):
+        drawn = [token_values(self.name, layer, token) for token in tokens]
+        keys, values = (torch.stack([d[i] for d in drawn], 1).double() for i in (1, 2))
+        return attend(token_values(self.name, layer, length - 1)[0], keys, values, mini.SCALE)
+
     def _select(self, length, budget, masses):
-        self.selected_at = length
         self.num_candidates = length // mini.B - 1
         self.selected = []
         for mass in masses:
@@ -112,7 +117,7 @@ def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, ev
             known[num_names] = NamedRequest(num_names, budget, every)
         if not engine.names:
             continue
-        outs = engine.step()
+        outs, scored = engine.step(), []
         for name, layers in outs.items():
             length = int(engine.seq_lens[engine.names.index(name)])
             expected, keys, is_scored = known[name].decode(length)
@@ -121,6 +126,10 @@ def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, ev
             num_keys += keys
             num_full_keys += length
             num_scored += is_scored
+            scored += [known[name]] if is_scored else []
+        for request in scored:
+            decoding = (known[name] for name in outs)
+            request.schedule([other for other in decoding if other is not request])
     counts = engine.compaction.counts
     assert counts.num_keys == num_keys
     assert counts.num_full_keys == num_full_keys
@@ -137,6 +146,24 @@ def test_a_request_is_scored_every_so_many_tokens(every):
         engine.step()
         scored.append(engine.compaction.counts.num_scored - before)
     assert scored == [0] + [int(step % every == 0) for step in range(13)]
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_requests_that_start_together_are_scored_apart(every):
+    """No step but the first scores more than its share, and no selection is older than `every`."""
+    engine = make_engine("2b", every)
+    for name in range(mini.MAX_REQUESTS):
+        engine.admit(name, 4 * mini.B)
+    scored = []
+    for _ in range(2 + 3 * every):
+        before = engine.compaction.counts.num_scored
+        engine.step()
+        scored.append(engine.compaction.counts.num_scored - before)
+    assert scored[:2] == [0, mini.MAX_REQUESTS]
+    assert max(scored[2:]) <= -(-mini.MAX_REQUESTS // every)
+    for period in range(3):
+        first = 2 + period * every
+        assert sum(scored[first : first + every]) == mini.MAX_REQUESTS
 
 
 @pytest.mark.parametrize("num_prompt", [mini.B - 1, mini.B, mini.B + 1])

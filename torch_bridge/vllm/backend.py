@@ -2,8 +2,9 @@
 
 The builder sees each step's block tables before any layer runs: it recognises the decoding
 requests, gives each layer a table of the selected blocks and the tail, and vLLM's own kernel
-attends to them. Every so often a request is scored: its newest query attends to all blocks in one
-native call that also gives each block's attention mass, and the next step's builder selects anew.
+attends to them. Every so often a request is scored: its newest query meets the keys of all its
+blocks in a native call that gives each block's attention mass, and the next step's builder selects
+anew.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -96,12 +97,14 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             UnsupportedEngineError: for an engine that cannot be served.
         """
         from blockcompact_jax.geometry import ModelGeometry
+        from blockcompact_jax.kernels import use_open_mp_threads
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version()
         self._check_engine()
+        use_open_mp_threads()  # vLLM's kernels run on them
         return GroupCompaction(
             config,
             geometry=ModelGeometry.uniform(
@@ -178,7 +181,6 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
                 layer.layer_name,
                 kv_cache,
                 query=query.view(-1, self.num_heads, self.head_size),
-                out=output.view(-1, self.num_heads, self.head_size),
                 first_query=attn_metadata.query_start_loc,
                 scale=self.scale,
             )

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int32
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm.config import AttendConfig
-from torch_bridge.vllm.kv_blocks import KVBlocks
+from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
 from torch_bridge.vllm.requests import DecodingRequest, RequestTracker
 from torch_bridge.vllm.selector import Selector
 from torch_bridge.vllm.steps import StepTables, build_tables
@@ -23,14 +23,15 @@ from torch_bridge.vllm.steps import StepTables, build_tables
 
 @dataclass(frozen=True)
 class StepCompaction:
-    """One step of a group in which not every row attends to all its blocks.
+    """One step of a group in which a row attends to selected blocks or is scored.
 
     Attributes:
         tables: block tables and lengths.
         block_table_by_layer_name: int32 [batch, entries], each layer's part of them.
         row_by_layer_name: place of each layer in them.
         scored: the request of each batch row that is scored in this step.
-        mass: for each of these, [layer row, query head, max_blocks], written layer by layer.
+        log_sum_exps: for each of these, [layer row, query head, max_blocks], written layer by
+            layer: of the scaled scores of its newest query in each of its blocks.
         blocks: the group's KV.
     """
 
@@ -38,7 +39,7 @@ class StepCompaction:
     block_table_by_layer_name: dict[str, torch.Tensor]
     row_by_layer_name: dict[str, int]
     scored: dict[int, DecodingRequest]
-    mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]]
+    log_sum_exps: dict[int, Float32[np.ndarray, "row query_head max_blocks"]]
     blocks: KVBlocks
 
     @property
@@ -52,33 +53,29 @@ class StepCompaction:
         kv_cache: torch.Tensor,
         *,
         query: torch.Tensor,
-        out: torch.Tensor,
         first_query: torch.Tensor,
         scale: float,
     ) -> None:
-        """Attends with the scored rows to all their blocks and records the mass.
+        """Scores all blocks of the scored rows, whatever the rows attend to.
 
         Args:
             layer_name: the layer.
             kv_cache: its KV tensor.
             query: [tokens, num_query_heads, head_dim].
-            out: as `query`; the scored rows are written.
             first_query: [batch + 1], token of each row's first query.
             scale: softmax scale.
         """
         row = self.row_by_layer_name[layer_name]
-        for place, request in self.scored.items():
-            token = int(first_query[place])
-            self.blocks.attend(
-                row,
-                kv_cache,
+        queries = [
+            ScoredQuery(
+                query[int(first_query[place])],
                 request.physical_blocks,
                 request.num_tokens,
-                query=query[token],
-                out=out[token],
-                scale=scale,
-                mass=self.mass[place][row],
+                self.log_sum_exps[place][row],
             )
+            for place, request in self.scored.items()
+        ]
+        self.blocks.score(row, kv_cache, queries, scale=scale)
 
 
 @dataclass
@@ -101,7 +98,9 @@ class AttendCounts:
 @dataclass
 class _Scoring:
     requests: list[DecodingRequest] = field(default_factory=list)
-    mass: list[Float32[np.ndarray, "row query_head max_blocks"]] = field(default_factory=list)
+    log_sum_exps: list[Float32[np.ndarray, "row query_head max_blocks"]] = field(
+        default_factory=list
+    )
 
 
 class GroupCompaction:
@@ -169,7 +168,6 @@ class GroupCompaction:
             return None
         tables = build_tables(
             requests,
-            scored,
             block_table,
             num_tokens,
             num_layer_rows=self._geometry.num_rows,
@@ -183,17 +181,15 @@ class GroupCompaction:
         heads = self._geometry.layer_geometry(0).num_query_heads
         shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
         due: dict[int, DecodingRequest] = {}
-        mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]] = {}
+        log_sum_exps: dict[int, Float32[np.ndarray, "row query_head max_blocks"]] = {}
         for place, request in enumerate(requests):
             if request is None:
                 continue
             if scored[place]:
-                due[place], mass[place] = request, np.zeros(shape, np.float32)
-                self.counts.num_keys += request.num_tokens
-            else:
-                self.counts.num_keys += int(tables.num_keys[place])
+                due[place], log_sum_exps[place] = request, np.full(shape, -np.inf, np.float32)
+            self.counts.num_keys += int(tables.num_keys[place])
         self.counts.num_scored += len(due)
-        self._scoring = _Scoring(list(due.values()), list(mass.values()))
+        self._scoring = _Scoring(list(due.values()), list(log_sum_exps.values()))
         return StepCompaction(
             tables=tables,
             block_table_by_layer_name=dict(
@@ -201,7 +197,7 @@ class GroupCompaction:
             ),
             row_by_layer_name=self._row_by_layer_name,
             scored=due,
-            mass=mass,
+            log_sum_exps=log_sum_exps,
             blocks=self._blocks,
         )
 
@@ -211,9 +207,11 @@ class GroupCompaction:
             return False
         if request.selected is None:
             return True
-        return request.num_tokens - request.num_selected_at_tokens >= self._every_tokens
+        return request.num_tokens >= request.reselect_at_tokens
 
     def _finish_scoring(self) -> None:
-        for request, mass in zip(self._scoring.requests, self._scoring.mass, strict=True):
-            self._selector.select(request, mass)
+        scoring = self._scoring
+        for request, log_sum_exps in zip(scoring.requests, scoring.log_sum_exps, strict=True):
+            self._selector.select(request, log_sum_exps)
+            self._tracker.schedule(request, every_tokens=self._every_tokens)
         self._scoring = _Scoring()

@@ -19,7 +19,7 @@ class AttendConfig:
     Attributes:
         budget: whole blocks that each layer of a request attends to, sink and recent included; the
             partial block and what was generated since the last selection come on top.
-        reselect_every_tokens: generated tokens between two selections.
+        reselect_every_tokens: most generated tokens between two selections of a request.
     """
 
     budget: Budget

@@ -23,14 +23,14 @@ class DecodingRequest:
         num_tokens: its length at its last step, the token of that step included.
         selected: [row, num_selected] logical blocks, ascending; None before the first selection.
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
-        num_selected_at_tokens: its length when the selection was made.
+        reselect_at_tokens: its length when it is scored again.
     """
 
     physical_blocks: Int32[np.ndarray, " blocks"]
     num_tokens: int
     selected: Int32[np.ndarray, "row selected"] | None = None
     num_candidate_blocks: int = 0
-    num_selected_at_tokens: int = 0
+    reselect_at_tokens: int = 0
 
 
 class RequestTracker:
@@ -43,6 +43,25 @@ class RequestTracker:
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._by_newest_block: dict[int, DecodingRequest] = {}
+
+    def schedule(self, request: DecodingRequest, *, every_tokens: int) -> None:
+        """Says when a request that was just scored is scored again: at latest after `every_tokens`.
+
+        Requests that were scored together are spread over the steps until then, the first scorings
+        again as late as that allows, so that no step has to score all of them.
+
+        Args:
+            request: as of the step it was scored in.
+            every_tokens: most tokens between two scorings.
+        """
+        num_due = [0] * (every_tokens + 1)  # by steps from the scored one
+        for other in self._by_newest_block.values():
+            wait = other.reselect_at_tokens - other.num_tokens
+            if other is not request and other.selected is not None and 0 < wait <= every_tokens:
+                num_due[wait] += 1
+        latest_first = range(every_tokens, 0, -1)
+        wait = min(latest_first, key=num_due.__getitem__)
+        request.reselect_at_tokens = request.num_tokens + wait
 
     def step(
         self,

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32
 
 from blockcompact_jax.errors import Result, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.scores import reduce_heads
+from blockcompact_jax.scores import mass_from_log_sum_exp, reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
 from torch_bridge.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from torch_bridge.policy import selection_policy
@@ -22,7 +22,7 @@ class Selector:
     """Chooses the blocks of the full-attention layers of one KV-cache group.
 
     Attributes:
-        max_blocks: columns that a mass must have.
+        max_blocks: columns that scores must have.
     """
 
     def __init__(self, geometry: ModelGeometry, budget: Budget, max_blocks: int) -> None:
@@ -46,30 +46,32 @@ class Selector:
         self._select(np.zeros((self._geometry.num_rows, heads, self.max_blocks), np.float32), 0, 0)
 
     def select(
-        self, request: DecodingRequest, mass: Float32[np.ndarray, "row query_head max_blocks"]
+        self,
+        request: DecodingRequest,
+        log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"],
     ) -> None:
         """Gives a request its new selection.
 
         Args:
             request: as of the step that was scored.
-            mass: attention mass of the step's query over the request's logical blocks.
+            log_sum_exps: of the scaled scores of the step's query in each logical block; -inf past
+                the request's last.
 
         Raises:
-            PlanError: for mass that is not finite; the request keeps its old selection.
+            PlanError: for scores that are not finite; the request keeps its old selection.
         """
         num_tokens = request.num_tokens
         num_candidates = self.num_candidate_blocks(num_tokens)
         budget = effective_budget_blocks(self._budget, num_tokens // self._geometry.block_tokens)
-        want = self._select(mass, num_candidates, budget)
+        want = self._select(log_sum_exps, num_candidates, budget)
         request.selected = np.sort(want, axis=1)
         request.num_candidate_blocks = num_candidates
-        request.num_selected_at_tokens = num_tokens
 
     def _select(
-        self, mass: Float32[np.ndarray, "row head block"], num_candidates: int, budget: int
+        self, log_sum_exps: Float32[np.ndarray, "row head block"], num_candidates: int, budget: int
     ) -> Int32[np.ndarray, "row want"]:
         want, num_want, result = _select(
-            mass,
+            log_sum_exps,
             np.int32(num_candidates),
             np.int32(budget),
             geometry=self._geometry,
@@ -81,10 +83,15 @@ class Selector:
 
 @partial(jax.jit, static_argnames=("geometry", "policy"))
 def _select(
-    mass: Any, num_candidates: Any, budget: Any, *, geometry: ModelGeometry, policy: SelectionPolicy
+    log_sum_exps: Any,
+    num_candidates: Any,
+    budget: Any,
+    *,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
 ) -> tuple[jax.Array, jax.Array, Result]:
     selection = select(
-        reduce_heads(mass, head_reduction=policy.head_reduction),
+        reduce_heads(mass_from_log_sum_exp(log_sum_exps), head_reduction=policy.head_reduction),
         num_candidates,
         budget_blocks=budget,
         selection_revision=0,
