@@ -12,6 +12,7 @@ from torch_bridge.vllm.requests import DecodingRequest
 from torch_bridge.vllm.selector import Selector
 
 B, HEADS, LAYERS, MAX_BLOCKS = 4, 4, 3, 20
+OWN = np.arange(MAX_BLOCKS, dtype=np.int32)
 
 
 def make_selector(budget):
@@ -68,7 +69,7 @@ def test_SEL_3_a_request_gets_the_best_blocks_and_ties_go_to_the_first(
     request = DecodingRequest(physical_blocks=np.zeros(1, np.int32), num_tokens=num_tokens)
 
     selector = make_selector(budget)
-    selector.select(request, log_sum_exps)
+    selector.select(request, OWN, log_sum_exps)
 
     applied = max(budget.num_blocks(whole), 2)  # sink and recent always
     count = min(applied - 1, num_candidates)  # the recent block comes without being selected
@@ -83,9 +84,9 @@ def test_SEL_4_scores_that_are_not_finite_are_refused_and_the_old_selection_stay
     request = DecodingRequest(physical_blocks=np.zeros(1, np.int32), num_tokens=10 * B)
     selector = make_selector(Budget(blocks=4))
     mass = np.random.default_rng(1).random((LAYERS, HEADS, MAX_BLOCKS)).astype(np.float32)
-    selector.select(request, mass)
+    selector.select(request, OWN, mass)
     before = request.selected
     mass[1, 2, 5] = np.nan
     with pytest.raises(PlanError, match=r"layer 1.*block 5|block 5.*layer 1"):
-        selector.select(request, mass)
+        selector.select(request, OWN, mass)
     assert request.selected is before

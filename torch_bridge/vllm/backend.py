@@ -12,11 +12,11 @@ anew.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
@@ -33,6 +33,7 @@ from torch_bridge.vllm.versions import check_version
 # vLLM loads this module wherever it is installed; JAX comes in only where compaction is on.
 if TYPE_CHECKING:
     from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
+    from torch_bridge.vllm.requests import RetainedRequests
 
 
 @dataclass
@@ -119,7 +120,18 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             layer_names=self.layer_names,
             layout=LAYOUTS[self.isa],
             max_tokens=self.vllm_config.model_config.max_model_len,
+            retained=self._retained(config),
         )
+
+    def _retained(self, config: AttendConfig) -> RetainedRequests | None:
+        if config.policy != "retain":
+            return None
+        from torch_bridge.vllm.engine_checks import check_retaining
+        from torch_bridge.vllm.retain import RETAINED
+
+        check_retaining(self.vllm_config, kv_cache_kind=_kind(self.kv_cache_spec))
+        RETAINED.clear()
+        return RETAINED
 
     def _check_engine(self) -> None:
         from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
@@ -156,6 +168,11 @@ def _kind(spec: Any) -> str:
 class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
     """Stock attention over the blocks that the step's metadata names for the layer."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = parse_config(get_current_vllm_config().additional_config)
+        BlockCompactAttentionBackend.is_retaining = config is not None and config.policy == "retain"
+
     def forward(  # noqa: PLR0917  # as vLLM calls it
         self,
         layer: Any,
@@ -188,7 +205,24 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
 
 
 class BlockCompactAttentionBackend(CPUAttentionBackend):
-    """The stock CPU backend with our builder and implementation."""
+    """The stock CPU backend with our builder and implementation.
+
+    Attributes:
+        is_retaining: whether the model that this process loaded last gives blocks back; vLLM asks
+            for specifications when it no longer says which configuration they are for.
+    """
+
+    is_retaining: ClassVar[bool] = False
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """The specification of a layer's cache; one of ours where blocks are given back."""
+        if not cls.is_retaining:
+            return super().customize_spec(spec)
+        from torch_bridge.vllm.retain import register, retained_spec
+
+        register()
+        return retained_spec(super().customize_spec(spec))
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:

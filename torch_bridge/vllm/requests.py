@@ -24,6 +24,7 @@ class DecodingRequest:
         selected: [row, num_selected] logical blocks, ascending; None before the first selection.
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
         reselect_at_tokens: its length when it is scored again.
+        is_retained: what was not selected is no longer its own; its layers select the same.
     """
 
     physical_blocks: Int32[np.ndarray, " blocks"]
@@ -31,6 +32,51 @@ class DecodingRequest:
     selected: Int32[np.ndarray, "row selected"] | None = None
     num_candidate_blocks: int = 0
     reselect_at_tokens: int = 0
+    is_retained: bool = False
+
+    def own_blocks(self) -> Int32[np.ndarray, " own"]:
+        """Logical blocks whose KV is its own, ascending."""
+        num_blocks = self.physical_blocks.size
+        if self.selected is None or not self.is_retained:
+            return np.arange(num_blocks, dtype=np.int32)
+        tail = np.arange(self.num_candidate_blocks, num_blocks, dtype=np.int32)
+        return np.concatenate([self.selected[0], tail])
+
+
+class RetainedRequests:
+    """Requests that gave blocks back, from their first such step until they are gone.
+
+    The worker, which selects, adds them; the manager, which owns the blocks, asks what is dropped
+    and says when a request is gone. Both live in one process and take turns. A request goes by its
+    first physical block, which it never gives back and shares with none.
+    """
+
+    def __init__(self) -> None:
+        self._by_first_block: dict[int, DecodingRequest] = {}
+
+    def add(self, request: DecodingRequest) -> None:
+        """Remembers a request that is in the step that is being planned."""
+        self._by_first_block[int(request.physical_blocks[0])] = request
+
+    def find(self, first_block: int) -> DecodingRequest | None:
+        """The request with this first physical block, None where it is not known."""
+        return self._by_first_block.get(first_block)
+
+    def dropped_blocks(self, first_block: int) -> list[int]:
+        """Logical blocks that a request gives or gave back, ascending; none of an unknown one."""
+        request = self.find(first_block)
+        if request is None:
+            return []
+        own = request.own_blocks()
+        return np.setdiff1d(np.arange(request.physical_blocks.size), own).tolist()
+
+    def forget(self, first_block: int) -> None:
+        """Forgets a request that no longer owns its blocks."""
+        self._by_first_block.pop(first_block, None)
+
+    def clear(self) -> None:
+        """Forgets all, for a new engine."""
+        self._by_first_block.clear()
 
 
 class RequestTracker:
@@ -40,8 +86,16 @@ class RequestTracker:
         block_tokens: tokens a block.
     """
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, retained: RetainedRequests | None = None) -> None:
+        """Starts with no request.
+
+        Args:
+            block_tokens: tokens a block.
+            retained: where requests that gave blocks back are remembered, until their owner says
+                that they are gone; None where none does.
+        """
         self.block_tokens = block_tokens
+        self._retained = retained
         self._by_newest_block: dict[int, DecodingRequest] = {}
 
     def schedule(self, request: DecodingRequest, *, every_tokens: int) -> None:
@@ -93,10 +147,15 @@ class RequestTracker:
             request.physical_blocks, request.num_tokens = blocks, length
             by_newest_block[int(blocks[-1])] = request
             rows.append(request)
+            if self._retained is not None and request.is_retained:
+                self._retained.add(request)
         self._by_newest_block = by_newest_block
         return rows
 
     def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
+        known = None if self._retained is None else self._retained.find(int(blocks[0]))
+        if known is not None:
+            return _checked(known, blocks, num_tokens)
         place = (num_tokens - 2) // self.block_tokens  # the block of the token before
         known = self._by_newest_block.get(int(blocks[place])) if num_tokens > 1 else None
         if known is not None and known.num_tokens == num_tokens - 1:
@@ -104,3 +163,16 @@ class RequestTracker:
             if np.array_equal(before, blocks[: before.size]):
                 return known
         return DecodingRequest(physical_blocks=blocks, num_tokens=num_tokens)
+
+
+def _checked(
+    known: DecodingRequest, blocks: Int32[np.ndarray, " blocks"], num_tokens: int
+) -> DecodingRequest:
+    before = known.physical_blocks
+    if known.num_tokens < num_tokens and np.array_equal(before, blocks[: before.size]):
+        return known
+    raise RuntimeError(
+        f"the request in physical block {blocks[0]} gave blocks back at {known.num_tokens} tokens, "
+        f"and now has {num_tokens} tokens and other blocks; its KV is lost. This is a fault of "
+        "blockcompact or a version of vLLM that it does not know"
+    )

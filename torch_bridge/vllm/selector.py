@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
 
@@ -25,8 +26,19 @@ class Selector:
         max_blocks: columns that scores must have.
     """
 
-    def __init__(self, geometry: ModelGeometry, budget: Budget, max_blocks: int) -> None:
+    def __init__(
+        self, geometry: ModelGeometry, budget: Budget, max_blocks: int, *, is_shared: bool = False
+    ) -> None:
+        """Compiles nothing yet; `warm_up` does.
+
+        Args:
+            geometry: of the group's layers.
+            budget: blocks of a layer.
+            max_blocks: of the longest sequence.
+            is_shared: whether all layers select the same blocks, by the mean of their scores.
+        """
         self.max_blocks = max_blocks
+        self._is_shared = is_shared
         self._geometry = geometry
         self._budget = budget
         self._policy = selection_policy(max_want=effective_budget_blocks(budget, max_blocks))
@@ -48,14 +60,16 @@ class Selector:
     def select(
         self,
         request: DecodingRequest,
+        own_blocks: Int32[np.ndarray, " own"],
         log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"],
     ) -> None:
         """Gives a request its new selection.
 
         Args:
             request: as of the step that was scored.
-            log_sum_exps: of the scaled scores of the step's query in each logical block; -inf past
-                the request's last.
+            own_blocks: logical blocks that were scored, ascending; others are not selected.
+            log_sum_exps: of the scaled scores of the step's query in each of them; -inf past the
+                last.
 
         Raises:
             PlanError: for scores that are not finite; the request keeps its old selection.
@@ -63,8 +77,10 @@ class Selector:
         num_tokens = request.num_tokens
         num_candidates = self.num_candidate_blocks(num_tokens)
         budget = effective_budget_blocks(self._budget, num_tokens // self._geometry.block_tokens)
-        want = self._select(log_sum_exps, num_candidates, budget)
-        request.selected = np.sort(want, axis=1)
+        num_columns = int(np.searchsorted(own_blocks, num_candidates))
+        want = self._select(log_sum_exps, num_columns, budget)
+        request.selected = own_blocks[np.sort(want, axis=1)]
+        request.is_retained = self._is_shared
         request.num_candidate_blocks = num_candidates
 
     def _select(
@@ -76,12 +92,13 @@ class Selector:
             np.int32(budget),
             geometry=self._geometry,
             policy=self._policy,
+            is_shared=self._is_shared,
         )
         raise_for_result(result)
         return np.asarray(want)[:, : int(np.asarray(num_want)[0])]  # budgets are uniform
 
 
-@partial(jax.jit, static_argnames=("geometry", "policy"))
+@partial(jax.jit, static_argnames=("geometry", "policy", "is_shared"))
 def _select(
     log_sum_exps: Any,
     num_candidates: Any,
@@ -89,9 +106,17 @@ def _select(
     *,
     geometry: ModelGeometry,
     policy: SelectionPolicy,
+    is_shared: bool,
 ) -> tuple[jax.Array, jax.Array, Result]:
+    mass = mass_from_log_sum_exp(log_sum_exps)
+    if is_shared:  # one layer with the query heads of all
+        num_rows, num_heads, num_blocks = mass.shape
+        mass = jnp.broadcast_to(
+            mass.reshape(1, num_rows * num_heads, num_blocks),
+            (num_rows, num_rows * num_heads, num_blocks),
+        )
     selection = select(
-        reduce_heads(mass_from_log_sum_exp(log_sum_exps), head_reduction=policy.head_reduction),
+        reduce_heads(mass, head_reduction=policy.head_reduction),
         num_candidates,
         budget_blocks=budget,
         selection_revision=0,

@@ -1,0 +1,80 @@
+"""The retain policy in a real engine: vLLM's own allocator has the blocks back."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
+
+import engines
+from engines import B
+
+PROMPT_BLOCKS, NUM_BLOCKS = 12, 1 + 3 * 13  # the null block, and room for three whole requests
+EVERY = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return engines.save_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def llm(model):
+    compaction = {"policy": "retain", "budget": "25%", "reselect_every_tokens": EVERY}
+    with engines.engine(
+        model, compaction=compaction, num_gpu_blocks_override=NUM_BLOCKS, max_num_seqs=16
+    ) as llm:
+        yield llm
+
+
+def scheduler_of(llm):
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def pool_of(llm):
+    return scheduler_of(llm).kv_cache_manager.block_pool
+
+
+def most_running(llm, num_requests, num_new):
+    """(most requests that decode at once, tokens of each) of requests that all wait at first."""
+    names = [
+        engines.add(llm, engines.prompt(PROMPT_BLOCKS * B - 5, seed=seed), num_new)
+        for seed in range(num_requests)
+    ]
+    most, tokens = 0, {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+        running = scheduler_of(llm).running
+        most = max(most, sum(request.num_output_tokens > 2 for request in running))
+    return most, [tokens[name] for name in names]
+
+
+def test_OWN_4_blocks_are_counted_free_by_vllm_itself(llm):
+    """OWN-1, OWN-4: while the request decodes, and all of them after it, none twice."""
+    pool = pool_of(llm)
+    num_free = pool.get_num_free_blocks()
+    engines.add(llm, engines.prompt(PROMPT_BLOCKS * B - 5), 20)
+    held = []
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
+        held.append(num_free - pool.get_num_free_blocks())
+    assert held[0] == PROMPT_BLOCKS
+    assert min(held[:-1]) <= 4, "sink, one selected, the newest whole one, the partial one"
+    assert held[-1] == 0
+    assert all(block.ref_cnt == 0 or block.is_null for block in pool.blocks), (
+        "every block but the null block is free"
+    )
+
+
+def test_at_a_quarter_three_times_as_many_long_requests_decode_at_once(llm):
+    most, tokens = most_running(llm, 12, 60)
+    assert pool_of(llm).get_num_free_blocks() == NUM_BLOCKS - 1
+    assert [len(row) for row in tokens] == [60] * 12
+    num_whole_requests = (NUM_BLOCKS - 1) // (PROMPT_BLOCKS + 1)
+    assert most >= 3 * num_whole_requests
+
+
+def test_a_request_in_given_back_blocks_decodes_as_it_does_alone(llm):
+    prompts = [engines.prompt(PROMPT_BLOCKS * B - 5, seed=seed) for seed in range(6)]
+    together = engines.generate(llm, prompts, 30)
+    for place in (0, 5):
+        assert together[place] == engines.generate(llm, [prompts[place]], 30)[0]
