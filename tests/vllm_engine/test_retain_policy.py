@@ -78,3 +78,25 @@ def test_a_request_in_given_back_blocks_decodes_as_it_does_alone(llm):
     together = engines.generate(llm, prompts, 30)
     for place in (0, 4):
         assert together[place] == engines.generate(llm, [prompts[place]], 30)[0]
+
+
+def test_sliding_window_groups_beside_it_are_left_alone(tmp_path):
+    compaction = {"policy": "retain", "budget": "25%", "reselect_every_tokens": 4}
+    model = engines.save_gemma(tmp_path)
+    with engines.engine(model, compaction=compaction) as llm:
+        kinds = {type(builder.kv_cache_spec).__name__ for builder in engines.builders_of(llm)}
+        assert kinds == {"RetainedAttentionSpec", "SlidingWindowSpec"}
+        pool = pool_of(llm)
+        num_free = pool.get_num_free_blocks()
+        prompts = [engines.prompt(12 * B - 5, seed=seed) for seed in range(3)]
+        names = [engines.add(llm, token_ids, 20) for token_ids in prompts]
+        held = []
+        tokens = {}
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+            held.append(num_free - pool.get_num_free_blocks())
+        assert max(held) >= 3 * 12
+        assert min(held[:-1]) <= max(held) - 3 * 7, "12 blocks came down to 5 in the full group"
+        assert held[-1] == 0
+        assert tokens[names[2]] == engines.generate(llm, [prompts[2]], 20)[0]
