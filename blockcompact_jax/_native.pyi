@@ -115,6 +115,16 @@ def pool_score_blocks(
     scores: NDArray[np.float32],
     num_threads: int | None,
 ) -> tuple[int, int]: ...
+def pool_score_sequences(
+    pool: int,
+    ord: int,
+    layer: int,
+    sequences: Sequence[tuple[NDArray[np.generic], int, tuple[int, int, int], int]],
+    shape: tuple[int, int, int, int],
+    scale: float,
+    reduction: int,
+    row_stride: int,
+) -> tuple[int, int]: ...
 def pool_summarize_blocks(
     pool: int,
     ord: int,
@@ -127,3 +137,4 @@ def pool_summarize_blocks(
 ) -> tuple[int, int]: ...
 def address_of(array: NDArray[np.generic]) -> int: ...
 def num_threads() -> int: ...
+def use_open_mp_threads(is_used: bool) -> bool: ...

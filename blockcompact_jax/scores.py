@@ -33,6 +33,7 @@ class BlockReduction(enum.Enum):
     MEAN = "mean"
     SUM = "sum"
     TOP_MEAN = "top_mean"
+    LOG_SUM_EXP = "log_sum_exp"
 
 
 def reduce_heads(
@@ -147,10 +148,34 @@ def block_scores_from_tokens(
             reduced = _sum_first_axis(tokens_first)
         case BlockReduction.MEAN:
             reduced = _mean_first_axis(tokens_first)
+        case BlockReduction.LOG_SUM_EXP:
+            reduced = _log_sum_exp_first_axis(tokens_first)
         case BlockReduction.TOP_MEAN:
             descending = -jnp.sort(-tokens_first, axis=0)
             reduced = _mean_first_axis(descending[:top_tokens])
     return reduce_heads(reduced, head_reduction=head_reduction)
+
+
+def mass_from_log_sum_exp(
+    log_sum_exps: AnyArray,
+) -> Float32[Array, "row query_head block"]:
+    """Softmax mass of each block, from the log-sum-exp of the scaled scores of its tokens.
+
+    Args:
+        log_sum_exps: Shape [row, query_head, block], float32; -inf where there is no token. NaN and
+            +inf stay where they are and count nothing elsewhere, so that a selection can name them.
+
+    Returns:
+        For each head, masses that add up to one over all blocks.
+
+    Raises:
+        CompactionError: If the dtype is another.
+    """
+    _check_float32("log_sum_exps", log_sum_exps)
+    given = jnp.asarray(log_sum_exps)
+    blocks_first = jnp.moveaxis(jnp.where(jnp.isfinite(given), given, -jnp.inf), -1, 0)
+    total = _log_sum_exp_first_axis(blocks_first)[..., None]
+    return jnp.exp(given - total)
 
 
 def page_bounds(
@@ -235,6 +260,12 @@ def _sum_first_axis(terms: Array) -> Array:
         joined = terms[:paired] + terms[half:]
         terms = jnp.concatenate([joined, terms[paired:half]]) if paired < half else joined
     return terms[0]
+
+
+def _log_sum_exp_first_axis(terms: Array) -> Array:
+    maximum = jnp.max(terms, axis=0)
+    offset = jnp.where(jnp.isfinite(maximum), maximum, 0.0)
+    return offset + jnp.log(_sum_first_axis(jnp.exp(terms - offset)))
 
 
 def _mean_first_axis(terms: Array) -> Array:

@@ -5,6 +5,9 @@
 
 #include <optional>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "blockcompact/block_scores.h"
 #include "host_threads.h"
@@ -68,6 +71,47 @@ py::tuple PoolScoreBlocks(int64_t pool, uint32_t ord, int64_t layer, const Table
   return StatusTuple(status);
 }
 
+// (address, head stride, query stride), the strides in elements.
+blockcompact::RowsAt<const std::byte> RowsOf(const py::handle& rows, int64_t element_bytes) {
+  const auto [address, head_stride, query_stride] =
+      rows.cast<std::tuple<uintptr_t, int64_t, int64_t>>();
+  return {reinterpret_cast<const std::byte*>(address), head_stride * element_bytes,
+          query_stride * element_bytes};
+}
+
+// Sequences are (block table, num_keys, queries, address of the scores).
+py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py::sequence& given,
+                             const py::tuple& shape, float scale, int64_t reduction,
+                             int64_t row_stride) {
+  blockcompact::ScoreCall call;
+  call.num_query_heads = shape[0].cast<int64_t>();
+  call.num_queries = shape[1].cast<int64_t>();
+  call.head_dim = shape[2].cast<int64_t>();
+  const auto element_bytes = shape[3].cast<int64_t>();
+  call.type = TypeOf(element_bytes);
+  call.scale = scale;
+  call.reduction = static_cast<blockcompact::BlockReduction>(reduction);
+  call.row_stride = row_stride;
+  std::vector<blockcompact::ScoreSequence> sequences;
+  for (const py::handle item : given) {
+    const auto sequence = item.cast<py::tuple>();
+    if (!TableArray::check_(sequence[0])) {
+      throw std::invalid_argument("`block_table` must be a dense int32 array");
+    }
+    const auto table = py::reinterpret_borrow<TableArray>(sequence[0]);
+    call.queries = RowsOf(sequence[2], element_bytes);
+    call.scores = reinterpret_cast<float*>(sequence[3].cast<uintptr_t>());
+    sequences.push_back({KeysOf(layer, table, sequence[1].cast<int64_t>()), call});
+  }
+  const blockcompact::ParallelFor parallel_for = HostParallelFor(std::nullopt);
+  blockcompact::Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = blockcompact::PoolScoreSequences({pool, ord}, std::move(sequences), parallel_for);
+  }
+  return StatusTuple(status);
+}
+
 py::tuple PoolSummarizeBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
                               int64_t num_keys, py::array min_keys, py::array max_keys,
                               std::optional<int64_t> num_threads) {
@@ -94,6 +138,9 @@ void DefineBlockScores(py::module_& module) {
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("queries").noconvert(), py::arg("scale"), py::arg("reduction"),
              py::arg("scores").noconvert(), py::arg("num_threads"));
+  module.def("pool_score_sequences", &PoolScoreSequences, py::arg("pool"), py::arg("ord"),
+             py::arg("layer"), py::arg("sequences"), py::arg("shape"), py::arg("scale"),
+             py::arg("reduction"), py::arg("row_stride"));
   module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert(),

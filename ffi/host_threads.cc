@@ -1,6 +1,9 @@
 #include "host_threads.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -31,6 +34,29 @@ int64_t DefaultNumThreads() {
                                 "'; it must be a number in [1, 1024]");
   }
   return value;
+}
+
+// The entry point of an OpenMP runtime that this process has loaded: runs a function on each thread
+// of a team and returns when all are done. 0 threads: as many as the runtime is set to.
+using OpenMpParallel = void (*)(void (*function)(void*), void* data, unsigned num_threads,
+                                unsigned flags);
+std::atomic<OpenMpParallel> open_mp_parallel{nullptr};
+
+void OnOpenMpThreads(OpenMpParallel parallel, int64_t num_tasks, const blockcompact::Task& task) {
+  struct Shared {
+    const blockcompact::Task* task;
+    int64_t num_tasks;
+    std::atomic<int64_t> next{0};
+  } shared{&task, num_tasks};
+  parallel(
+      [](void* data) {
+        auto* tasks = static_cast<Shared*>(data);
+        for (int64_t i = tasks->next.fetch_add(1); i < tasks->num_tasks;
+             i = tasks->next.fetch_add(1)) {
+          (*tasks->task)(i);
+        }
+      },
+      &shared, 0, 0);
 }
 
 class Helpers {
@@ -72,10 +98,24 @@ int64_t NumHostThreads() {
   return default_num_threads;
 }
 
+bool UseOpenMpThreads(bool is_used) {
+  const auto parallel =
+      is_used ? reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")) : nullptr;
+  open_mp_parallel.store(parallel, std::memory_order_relaxed);
+  return parallel != nullptr;
+}
+
 blockcompact::ParallelFor HostParallelFor(std::optional<int64_t> num_threads) {
   if (num_threads.has_value() && (*num_threads < 1 || *num_threads > kMaxThreads)) {
     throw std::invalid_argument("`num_threads` is " + std::to_string(*num_threads) +
                                 "; it must be in [1, 1024], or None for the default");
+  }
+  const OpenMpParallel open_mp = open_mp_parallel.load(std::memory_order_relaxed);
+  if (open_mp != nullptr && !num_threads.has_value()) {
+    return [open_mp](int64_t num_tasks, const blockcompact::Task& task) {
+      if (num_tasks <= 1) return blockcompact::SerialFor(num_tasks, task);
+      OnOpenMpThreads(open_mp, num_tasks, task);
+    };
   }
   const int64_t max_threads = num_threads.has_value() ? *num_threads : NumHostThreads();
   return [max_threads](int64_t num_tasks, const blockcompact::Task& task) {

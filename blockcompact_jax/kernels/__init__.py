@@ -16,6 +16,7 @@ from blockcompact_jax.kernels.attend_types import RowsAt as RowsAt
 from blockcompact_jax.kernels.block_scores import PoolScoreResult as PoolScoreResult
 from blockcompact_jax.kernels.block_scores import PoolSummaryResult as PoolSummaryResult
 from blockcompact_jax.kernels.block_scores import ScoreResult as ScoreResult
+from blockcompact_jax.kernels.block_scores import ScoreSequence as ScoreSequence
 from blockcompact_jax.kernels.block_scores import SummaryResult as SummaryResult
 from blockcompact_jax.kernels.block_scores import pool_score_blocks as pool_score_blocks
 from blockcompact_jax.kernels.block_scores import pool_summarize_blocks as pool_summarize_blocks
@@ -24,8 +25,12 @@ from blockcompact_jax.kernels.block_scores import summarize_blocks as summarize_
 from blockcompact_jax.kernels.host_attend import host_pool_attend as host_pool_attend
 from blockcompact_jax.kernels.host_attend import host_pool_attend_at as host_pool_attend_at
 from blockcompact_jax.kernels.host_attend import num_threads as num_threads
+from blockcompact_jax.kernels.host_attend import use_open_mp_threads as use_open_mp_threads
 from blockcompact_jax.kernels.host_block_scores import (
     host_pool_score_blocks as host_pool_score_blocks,
+)
+from blockcompact_jax.kernels.host_block_scores import (
+    host_pool_score_sequences_at as host_pool_score_sequences_at,
 )
 from blockcompact_jax.kernels.host_block_scores import (
     host_pool_summarize_blocks as host_pool_summarize_blocks,

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from blockcompact_jax.kernels._checks import check_column, check_ord, describe
-from blockcompact_jax.kernels.attend_types import AttendSegment
+from blockcompact_jax.kernels.attend_types import AttendSegment, RowsAt
 from blockcompact_jax.kernels.layouts import Layout, check_layout
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray
@@ -33,6 +33,7 @@ _REDUCTIONS = {
     BlockReduction.MAX: 1,
     BlockReduction.MEAN: 2,
     BlockReduction.SUM: 3,
+    BlockReduction.LOG_SUM_EXP: 4,
 }  # the values are those of the native code
 
 
@@ -49,6 +50,22 @@ class PoolScoreResult(NamedTuple):
     scores: AnyArray
     ord: AnyArray
     status: AnyArray
+
+
+class ScoreSequence(NamedTuple):
+    """One of several sequences that `host_pool_score_sequences_at` scores.
+
+    Attributes:
+        block_table: dense int32 numpy `[num_entries]`, physical or source blocks.
+        num_keys: Valid tokens, in [0, num_entries * block_tokens].
+        queries: `[num_query_heads, num_queries, head_dim]`.
+        scores_address: Of float32 scores, whose first `num_entries` columns are written.
+    """
+
+    block_table: np.ndarray[Any, Any]
+    num_keys: int
+    queries: RowsAt
+    scores_address: int
 
 
 class SummaryResult(NamedTuple):
@@ -92,8 +109,8 @@ def score_blocks(
         num_keys: Valid tokens, in [0, num_entries * block_tokens]; the last block may be partial.
             An int, or int32 `[1]`.
         layout: Layout of `blocks`. Static.
-        block_reduction: MAX, MEAN or SUM over the valid tokens of a block; None: every token's
-            score. Static.
+        block_reduction: MAX, MEAN, SUM or LOG_SUM_EXP over the valid tokens of a block; None:
+            every token's score. Static.
         layer: Place on the layer axis. An int, or int32 `[1]`.
         scale: Factor of every q·k. Static.
 
@@ -224,8 +241,8 @@ def check_reduction(block_reduction: BlockReduction | None) -> int:
     """The native code of a reduction."""
     if block_reduction not in _REDUCTIONS:
         raise ValueError(
-            f"`block_reduction` is {block_reduction}; expected MAX, MEAN, SUM or None. For "
-            "TOP_MEAN take the token scores (None) and `block_scores_from_tokens`"
+            f"`block_reduction` is {block_reduction}; expected MAX, MEAN, SUM, LOG_SUM_EXP "
+            "or None. For TOP_MEAN take the token scores (None) and `block_scores_from_tokens`"
         )
     return _REDUCTIONS[block_reduction]
 

@@ -25,7 +25,7 @@ def reference_score_blocks(
         keys: `[num_kv_heads, num_keys, head_dim]`, in the order of the block table.
         block_tokens: Tokens of a block.
         num_entries: Entries of the table, at least as many as hold the keys.
-        block_reduction: MAX, MEAN or SUM over a block's tokens, or None.
+        block_reduction: MAX, MEAN, SUM or LOG_SUM_EXP over a block's tokens, or None.
         scale: Factor of every q·k.
 
     Returns:
@@ -47,6 +47,8 @@ def reference_score_blocks(
     blocks = padded.reshape(*scores.shape[:2], num_entries, block_tokens)
     if block_reduction is BlockReduction.MAX:
         return jnp.max(blocks, axis=-1)
+    if block_reduction is BlockReduction.LOG_SUM_EXP:
+        return jax.nn.logsumexp(blocks, axis=-1)
     token = jnp.arange(num_entries * block_tokens, dtype=jnp.int32)
     is_key = (token < keys.shape[1]).reshape(num_entries, block_tokens)
     count = jnp.sum(is_key, axis=-1)

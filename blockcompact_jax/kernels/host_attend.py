@@ -153,6 +153,20 @@ def num_threads() -> int:
     return load_native().num_threads()
 
 
+def use_open_mp_threads(*, is_used: bool = True) -> bool:
+    """Switches host calls over to the OpenMP threads that this process has already, or back.
+
+    Beside an engine whose own kernels run on OpenMP (torch on CPUs), threads of ours would share
+    the processors with its workers, which spin for a while after each of its kernels. A call that
+    names no number of threads then takes as many as OpenMP is set to. Results do not depend on it.
+
+    Returns:
+        Whether the calls run on OpenMP threads from now on; False, and threads of this package,
+        where `is_used` is False or no OpenMP runtime is loaded for all libraries to see.
+    """
+    return load_native().use_open_mp_threads(is_used)
+
+
 def _number(value: int | AnyArray) -> Any:
     return value if isinstance(value, int) else value[0]
 

@@ -4,6 +4,7 @@ Arguments, results and refusals are those of `block_scores`; a refused call leav
 release the GIL and share the work between threads: `num_threads` of a call, else `num_threads()`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from blockcompact_jax.kernels.attend_types import AttendSegment
 from blockcompact_jax.kernels.block_scores import (
     PoolScoreResult,
     PoolSummaryResult,
+    ScoreSequence,
+    check_reduction,
     check_score,
     check_summary,
 )
 from blockcompact_jax.kernels.native import load_native
+from blockcompact_jax.kernels.pools import RegisteredPool
 from blockcompact_jax.kernels.results import AnyArray
 from blockcompact_jax.scores import BlockReduction
 
@@ -59,6 +63,54 @@ def host_pool_score_blocks(
         num_threads,
     )
     return PoolScoreResult(scores, np.array(segment.ord), np.array(status, np.int32))
+
+
+def host_pool_score_sequences_at(
+    pool: RegisteredPool,
+    sequences: Sequence[ScoreSequence],
+    *,
+    num_query_heads: int,
+    num_queries: int,
+    block_reduction: BlockReduction,
+    row_stride: int,
+    layer: int = 0,
+    scale: float = 1.0,
+) -> tuple[int, int]:
+    """`pool_score_blocks` of several sequences in one call, on addresses.
+
+    Nothing can be checked about the memory: the caller answers for addresses, strides and lifetime.
+
+    Args:
+        pool: As it is now; elements of 2 bytes are bfloat16.
+        sequences: Their tables, queries and scores.
+        num_query_heads: A multiple of the pool's `num_kv_heads`.
+        num_queries: Queries of each sequence.
+        block_reduction: As `pool_score_blocks`.
+        row_stride: Distance of two rows (head, query) of every sequence's scores, in elements; at
+            least as many as the entries of any of the tables.
+        layer: Place on the pool's layer axis.
+        scale: As `pool_score_blocks`.
+
+    Returns:
+        Code and faulty entry, counted over all tables, as in a status; a refused call has written
+        nothing.
+
+    Raises:
+        ValueError: For rows that would overlap and for tables that are not dense int32 numpy.
+    """
+    most = max((sequence.block_table.size for sequence in sequences), default=0)
+    if row_stride < most:
+        raise ValueError(f"`row_stride` is {row_stride}; expected {most} or more, as tables have")
+    return load_native().pool_score_sequences(
+        pool.pool_id,
+        int(pool.current_ord()[0]),
+        layer,
+        sequences,
+        (num_query_heads, num_queries, pool.shape.head_dim, pool.shape.element_bytes),
+        scale,
+        check_reduction(block_reduction),
+        row_stride,
+    )
 
 
 def host_pool_summarize_blocks(

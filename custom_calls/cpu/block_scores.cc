@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <shared_mutex>
+#include <vector>
 
 #include "attend_tiles.h"
 #include "blockcompact/attend_kernels.h"
 #include "blockcompact/open_transfers.h"
 #include "blockcompact/pool.h"
+#include "blockcompact/prefetch.h"
 #include "scratch.h"
 
 namespace blockcompact {
@@ -57,6 +60,38 @@ KeySequence SequenceOf(const KeyBlocks& keys) {
   return sequence;
 }
 
+int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {
+  const bool is_by_token = call.reduction == BlockReduction::kTokens;
+  return keys.num_entries * (is_by_token ? ShapeOf(keys).block_tokens : 1);
+}
+
+int64_t RowStride(const KeyBlocks& keys, const ScoreCall& call) {
+  return call.row_stride > 0 ? call.row_stride : NumColumns(keys, call);
+}
+
+// Of blocks of at most kPartTokens scores.
+float LogSumExp(const AttendKernels& kernels, const float* scores, int64_t count) {
+  alignas(64) float weights[kPartTokens];
+  std::memcpy(weights, scores, static_cast<size_t>(count) * sizeof(float));
+  const int64_t write_end = (count + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
+  PrefetchQueue nothing;
+  const SoftmaxResult result =
+      kernels.softmax({weights, nullptr, 0, count, 0, write_end, 1.0F, &nothing, 0});
+  return result.maximum + std::log(result.sum);
+}
+
+void LogSumExps(const AttendKernels& kernels, const BlocksJob& job) {
+  for (int64_t block = 0; block < job.num_blocks; ++block) {
+    const float* scores = job.values + block * job.block_tokens;
+    job.results[block] = LogSumExp(kernels, scores, job.block_tokens);
+  }
+}
+
+float LogAddExp(float a, float b) {
+  const float maximum = std::max(a, b);
+  return maximum + std::log1p(std::exp(std::min(a, b) - maximum));
+}
+
 // Up to kBatchRows rows of one KV head against the entries of one task.
 class ScoreTask {
  public:
@@ -100,8 +135,9 @@ class ScoreTask {
     return kv_head_ * heads_per_kv_ + (first_row_ + row) % heads_per_kv_;
   }
   int64_t QueryOf(int64_t row) const { return (first_row_ + row) / heads_per_kv_; }
-  float* ScoresOf(int64_t row, int64_t num_columns) const {
-    return call_.scores + (HeadOf(row) * call_.num_queries + QueryOf(row)) * num_columns;
+  float* ScoresOf(int64_t row) const {
+    return call_.scores +
+           (HeadOf(row) * call_.num_queries + QueryOf(row)) * RowStride(keys_, call_);
   }
 
   void LoadQueries() {
@@ -149,11 +185,11 @@ class ScoreTask {
       for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
     }
     if (call_.reduction == BlockReduction::kTokens) {
-      float* out = ScoresOf(row, keys_.num_entries * block_tokens_) + first_key;
+      float* out = ScoresOf(row) + first_key;
       std::memcpy(out, scores, static_cast<size_t>(end - first_key) * sizeof(float));
       return;
     }
-    float* out = ScoresOf(row, keys_.num_entries) + first_key / block_tokens_;
+    float* out = ScoresOf(row) + first_key / block_tokens_;
     const int64_t count = end - first_key;
     if (block_tokens_ > kPartTokens) {
       AddPart(out, scores, count, first_key % block_tokens_ == 0);
@@ -167,7 +203,11 @@ class ScoreTask {
   }
 
   void Reduce(const BlocksJob& job) const {
-    call_.reduction == BlockReduction::kMax ? kernels_.maxima(job) : kernels_.sums(job);
+    if (call_.reduction == BlockReduction::kLogSumExp) {
+      LogSumExps(kernels_, job);
+    } else {
+      call_.reduction == BlockReduction::kMax ? kernels_.maxima(job) : kernels_.sums(job);
+    }
   }
 
   // A block longer than a part comes in several.
@@ -176,6 +216,8 @@ class ScoreTask {
     Reduce({scores, count, 1, &part});
     if (is_first) {
       *score = part;
+    } else if (call_.reduction == BlockReduction::kLogSumExp) {
+      *score = LogAddExp(*score, part);
     } else if (call_.reduction != BlockReduction::kMax) {
       *score += part;
     } else if (std::isnan(part) || part > *score) {
@@ -269,55 +311,98 @@ int64_t EntriesOfTask(const KeyBlocks& keys) {
   return std::max<int64_t>(1, tokens / shape.block_tokens);
 }
 
-// Looks the pool up, locks it for reading, and runs the call on its view where no transfer writes
-// the blocks that it would read.
+// Looks the pool up, locks it for reading, and runs the call with its views.
 template <typename Call>
-Status OnPool(const PoolRef& ref, KeyBlocks keys, AttendType type, const Call& call) {
+Status OnPool(const PoolRef& ref, const Call& call) {
   const std::shared_ptr<Pool> pool = FindPool(ref.pool_id);
   if (pool == nullptr) return {StatusCode::kUnknownPool, -1};
-  keys.plain = pool->plain();
-  keys.packed = pool->packed();
   const std::shared_lock<std::shared_mutex> lock(pool->mutex);
   if (pool->generation != ref.ord) return {StatusCode::kStaleOrd, -1};
-  Status status = CheckKeys(keys, type);
-  if (status.ok()) {
-    status = CheckNotOpen(*pool, Access::kRead,
-                          {NumUsedEntries(keys), keys.block_table, /*layer=*/nullptr, keys.layer});
-  }
-  return status.ok() ? call(keys) : status;
+  return call(*pool);
 }
 
-}  // namespace
+// Sets the views of the keys and checks them; refused where a transfer writes blocks that would be
+// read.
+Status CheckOnPool(const Pool& pool, AttendType type, KeyBlocks* keys) {
+  keys->plain = pool.plain();
+  keys->packed = pool.packed();
+  const Status status = CheckKeys(*keys, type);
+  if (!status.ok()) return status;
+  return CheckNotOpen(pool, Access::kRead,
+                      {NumUsedEntries(*keys), keys->block_table, /*layer=*/nullptr, keys->layer});
+}
 
-Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelFor& parallel_for) {
-  const BlockShape& shape = ShapeOf(keys);
+// The status of one sequence of several, whose table begins at entry `first`.
+Status AfterEntries(Status status, int64_t first) {
+  if (!status.ok() && status.row >= 0) status.row += static_cast<decltype(status.row)>(first);
+  return status;
+}
+
+Status CheckScore(const ScoreSequence& sequence) {
+  const BlockShape& shape = ShapeOf(sequence.keys);
+  const ScoreCall& call = sequence.call;
   if (shape.head_dim != call.head_dim || call.num_query_heads <= 0 ||
       call.num_query_heads % shape.num_heads != 0) {
     return {StatusCode::kShapeMismatch, -1};
   }
-  const Status status = CheckKeys(keys, call.type);
-  if (!status.ok()) return status;
+  return CheckKeys(sequence.keys, call.type);
+}
+
+void FillUnused(const KeyBlocks& keys, const ScoreCall& call) {
   const bool is_by_token = call.reduction == BlockReduction::kTokens;
-  const int64_t num_columns = keys.num_entries * (is_by_token ? shape.block_tokens : 1);
   const int64_t num_used = is_by_token ? keys.num_keys : NumUsedEntries(keys);
   for (int64_t row = 0; row < call.num_query_heads * call.num_queries; ++row) {
-    std::fill(call.scores + row * num_columns + num_used, call.scores + (row + 1) * num_columns,
-              kNoKey);
+    float* scores = call.scores + row * RowStride(keys, call);
+    std::fill(scores + num_used, scores + NumColumns(keys, call), kNoKey);
   }
-  const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(call.head_dim));
+}
+
+int64_t NumTasks(const KeyBlocks& keys) {
   const int64_t entries_per_task = EntriesOfTask(keys);
   const int64_t num_ranges = (NumUsedEntries(keys) + entries_per_task - 1) / entries_per_task;
+  return num_ranges * ShapeOf(keys).num_heads;
+}
+
+void RunScoreTask(const ScoreSequence& sequence, const AttendKernels& kernels, int64_t task) {
+  const auto& [keys, call] = sequence;
+  const BlockShape& shape = ShapeOf(keys);
   const int64_t num_rows = call.num_query_heads / shape.num_heads * call.num_queries;
-  parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
-    thread_local Scratch scratch;
-    ScoreTask score(keys, call, kernels, task % shape.num_heads, &scratch);
-    const int64_t first_entry = task / shape.num_heads * entries_per_task;
-    const int64_t last_entry = std::min(NumUsedEntries(keys), first_entry + entries_per_task);
-    for (int64_t row = 0; row < num_rows; row += kBatchRows) {
-      score.Run(row, std::min(kBatchRows, num_rows - row), first_entry, last_entry);
-    }
+  thread_local Scratch scratch;
+  ScoreTask score(keys, call, kernels, task % shape.num_heads, &scratch);
+  const int64_t first_entry = task / shape.num_heads * EntriesOfTask(keys);
+  const int64_t last_entry = std::min(NumUsedEntries(keys), first_entry + EntriesOfTask(keys));
+  for (int64_t row = 0; row < num_rows; row += kBatchRows) {
+    score.Run(row, std::min(kBatchRows, num_rows - row), first_entry, last_entry);
+  }
+}
+
+}  // namespace
+
+Status ScoreSequences(const std::vector<ScoreSequence>& sequences,
+                      const ParallelFor& parallel_for) {
+  int64_t num_entries = 0;
+  std::vector<int64_t> last_tasks;  // of each sequence, running on
+  for (const ScoreSequence& sequence : sequences) {
+    const Status status = AfterEntries(CheckScore(sequence), num_entries);
+    if (!status.ok()) return status;
+    num_entries += sequence.keys.num_entries;
+    const int64_t num_before = last_tasks.empty() ? 0 : last_tasks.back();
+    last_tasks.push_back(num_before + NumTasks(sequence.keys));
+  }
+  if (sequences.empty()) return {};
+  for (const auto& [keys, call] : sequences) FillUnused(keys, call);
+  const ScoreCall& call = sequences.front().call;
+  const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(call.head_dim));
+  parallel_for(last_tasks.back(), [&](int64_t task) {
+    const auto found = std::upper_bound(last_tasks.begin(), last_tasks.end(), task);
+    const int64_t first = found == last_tasks.begin() ? 0 : *(found - 1);
+    RunScoreTask(sequences[static_cast<size_t>(found - last_tasks.begin())], kernels, task - first);
   });
   return {};
+}
+
+Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelFor& parallel_for) {
+  return ScoreSequences({{keys, call}}, parallel_for);
 }
 
 Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
@@ -346,16 +431,30 @@ Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
   return {};
 }
 
-Status PoolScoreBlocks(const PoolRef& pool, KeyBlocks keys, const ScoreCall& call,
-                       const ParallelFor& parallel_for) {
-  return OnPool(pool, keys, call.type,
-                [&](const KeyBlocks& found) { return ScoreBlocks(found, call, parallel_for); });
+Status PoolScoreSequences(const PoolRef& ref, std::vector<ScoreSequence> sequences,
+                          const ParallelFor& parallel_for) {
+  return OnPool(ref, [&](const Pool& pool) {
+    int64_t num_entries = 0;
+    for (auto& [keys, call] : sequences) {
+      const Status status = AfterEntries(CheckOnPool(pool, call.type, &keys), num_entries);
+      if (!status.ok()) return status;
+      num_entries += keys.num_entries;
+    }
+    return ScoreSequences(sequences, parallel_for);
+  });
 }
 
-Status PoolSummarizeBlocks(const PoolRef& pool, KeyBlocks keys, const SummaryCall& call,
+Status PoolScoreBlocks(const PoolRef& pool, KeyBlocks keys, const ScoreCall& call,
+                       const ParallelFor& parallel_for) {
+  return PoolScoreSequences(pool, {{keys, call}}, parallel_for);
+}
+
+Status PoolSummarizeBlocks(const PoolRef& ref, KeyBlocks keys, const SummaryCall& call,
                            const ParallelFor& parallel_for) {
-  return OnPool(pool, keys, call.type,
-                [&](const KeyBlocks& found) { return SummarizeBlocks(found, call, parallel_for); });
+  return OnPool(ref, [&](const Pool& pool) {
+    const Status status = CheckOnPool(pool, call.type, &keys);
+    return status.ok() ? SummarizeBlocks(keys, call, parallel_for) : status;
+  });
 }
 
 }  // namespace blockcompact

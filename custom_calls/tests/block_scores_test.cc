@@ -122,6 +122,13 @@ double Expected(const Shape& s, BlockReduction reduction, const std::vector<doub
     sum += scores[static_cast<size_t>(key)];
   }
   if (end <= begin || reduction == BlockReduction::kMax) return maximum;
+  if (reduction == BlockReduction::kLogSumExp) {
+    double sum_exp = 0.0;
+    for (int64_t key = begin; key < end; ++key) {
+      sum_exp += std::exp(scores[static_cast<size_t>(key)] - maximum);
+    }
+    return maximum + std::log(sum_exp);
+  }
   return reduction == BlockReduction::kSum ? sum : sum / static_cast<double>(end - begin);
 }
 
@@ -129,7 +136,7 @@ void CheckScores(const Shape& s, const Store& store, const std::vector<float>& k
                  const std::vector<std::byte>& queries, const char* name) {
   const int64_t num_rows = s.heads * s.group * s.num_queries;
   for (auto reduction : {BlockReduction::kTokens, BlockReduction::kMax, BlockReduction::kMean,
-                         BlockReduction::kSum}) {
+                         BlockReduction::kSum, BlockReduction::kLogSumExp}) {
     const int64_t columns = s.num_entries() * (reduction == BlockReduction::kTokens ? s.tokens : 1);
     const auto size = static_cast<size_t>(num_rows * columns);
     const std::unique_ptr<float[]> got(new float[size]);  // exactly as large: writes past it show

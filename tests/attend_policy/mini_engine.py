@@ -29,8 +29,9 @@ def token_values(name, layer, position):
 class MiniEngine:
     """Prefills a prompt in one step, decodes all others in the same step, condenses its rows."""
 
-    def __init__(self, compaction):
-        self.compaction = compaction
+    def __init__(self, compaction, retained=None):
+        self.compaction, self.retained = compaction, retained
+        self.gone: dict[int, set[int]] = {}  # logical blocks that a request gave back
         shape = {"num_blocks": NUM_BLOCKS, "heads": HEADS, "block_tokens": B, "dims": DIMS}
         self.kv = [PackedKV("vec", dtype=torch.float32, **shape) for _ in LAYER_NAMES]
         self.block_table = torch.full((MAX_REQUESTS, MAX_BLOCKS), -7, dtype=torch.int32)
@@ -41,14 +42,17 @@ class MiniEngine:
 
     def admit(self, name, num_prompt):
         self.names.append(name)
-        self.num_prompt[name] = num_prompt
+        self.num_prompt[name], self.gone[name] = num_prompt, set()
         self.seq_lens[len(self.names) - 1] = 0
 
     def leave(self, name):
         """The last row moves into the hole, as in a persistent batch."""
         place, last = self.names.index(name), len(self.names) - 1
-        num_blocks = -(-int(self.seq_lens[place]) // B)
-        self.free.extend(self.block_table[place, :num_blocks].tolist())
+        blocks = self.block_table[place, : -(-int(self.seq_lens[place]) // B)].tolist()
+        gone = self.gone.pop(name)
+        self.free.extend(block for logical, block in enumerate(blocks) if logical not in gone)
+        if self.retained is not None and blocks:
+            self.retained.forget(blocks[0])
         self.block_table[place] = self.block_table[last]
         self.seq_lens[place] = self.seq_lens[last]
         self.names[place] = self.names[last]
@@ -57,6 +61,7 @@ class MiniEngine:
 
     def step(self):
         """Runs one step; returns {name: [out of each layer]} of the decoding requests."""
+        self._take_back()
         queries, is_decoding = [], []
         for place, name in enumerate(self.names):
             before = int(self.seq_lens[place])
@@ -86,7 +91,6 @@ class MiniEngine:
                     layer_name,
                     self.kv[layer].tensor,
                     query=query,
-                    out=out,
                     first_query=first_query,
                     scale=SCALE,
                 )
@@ -94,6 +98,16 @@ class MiniEngine:
                 if is_decoding[place]:
                     outs[name].append(out[int(first_query[place])].clone())
         return outs
+
+    def _take_back(self):
+        """What was given back is reused at once; tables keep naming it."""
+        for place, name in enumerate(self.names):
+            if self.retained is None or not self.seq_lens[place]:
+                continue
+            for logical in self.retained.dropped_blocks(int(self.block_table[place, 0])):
+                if logical not in self.gone[name]:
+                    self.gone[name].add(logical)
+                    self.free.append(int(self.block_table[place, logical]))
 
     def _grow(self, place, before, after):
         for logical in range(-(-before // B), -(-after // B)):

@@ -11,7 +11,12 @@ from torch_bridge import versions
 from torch_bridge.budget import OptionError
 from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
-from torch_bridge.vllm.engine_checks import AttentionFacts, UnsupportedEngineError, check_engine
+from torch_bridge.vllm.engine_checks import (
+    AttentionFacts,
+    UnsupportedEngineError,
+    check_engine,
+    check_retaining,
+)
 
 
 @pytest.mark.parametrize("given", [None, {}, {"other": 1}, "text", 3])
@@ -24,13 +29,18 @@ def test_a_budget_is_enough():
     assert config == AttendConfig(budget=config.budget)
     assert str(config.budget) == "10%"
     assert config.reselect_every_tokens == 16
+    assert config.policy == "attend"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("10%", r"`blockcompact` is '10%', expected a mapping"),
-        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, reselect"),
+        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, policy, reselect"),
+        (
+            {"budget": "10%", "policy": "drop"},
+            r"`policy` is 'drop', expected one of attend, retain",
+        ),
         ({}, r"no `budget`; give one"),
         ({"budget": "110%"}, r"`budget` got the fraction 1.1"),
         ({"budget": "some"}, r"`budget` got 'some'"),
@@ -43,6 +53,27 @@ def test_a_budget_is_enough():
 def test_a_value_that_cannot_be_used_is_refused(given, message):
     with pytest.raises(OptionError, match=message):
         parse_config({"blockcompact": given})
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_async", "executor", "message"),
+    [
+        ("FullAttentionSpec", False, None, "kind FullAttentionSpec, expected the one that"),
+        ("RetainedAttentionSpec", True, "uni", "asynchronous scheduling is on"),
+        ("RetainedAttentionSpec", False, "mp", "`distributed_executor_backend` is 'mp'"),
+    ],
+)
+def test_an_engine_that_cannot_take_blocks_back_is_refused(kind, is_async, executor, message):
+    def config(is_async, executor):
+        return SimpleNamespace(
+            scheduler_config=SimpleNamespace(async_scheduling=is_async),
+            parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+        )
+
+    with pytest.raises(UnsupportedEngineError, match=message):
+        check_retaining(config(is_async, executor), kv_cache_kind=kind)
+    for known in (None, "uni"):
+        check_retaining(config(False, known), kv_cache_kind="RetainedAttentionSpec")
 
 
 GOOD = AttentionFacts(

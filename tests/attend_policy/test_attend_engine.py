@@ -14,13 +14,15 @@ from torch_bridge.budget import parse_budget
 from torch_bridge.vllm import compaction as compaction_module
 from torch_bridge.vllm.compaction import GroupCompaction
 from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.requests import RetainedRequests
 
 from . import mini_engine as mini
 from .mini_engine import MiniEngine, token_values
 from .packed import attend
 
 
-def make_engine(budget, every):
+def make_engine(budget, every, policy="attend"):
+    retained = RetainedRequests() if policy == "retain" else None
     geometry = ModelGeometry.uniform(
         num_layers=mini.LAYERS,
         num_query_heads=mini.HEADS * mini.GROUP,
@@ -31,31 +33,33 @@ def make_engine(budget, every):
         layout="vec",
     )
     compaction = GroupCompaction(
-        AttendConfig(budget=parse_budget(budget), reselect_every_tokens=every),
+        AttendConfig(policy=policy, budget=parse_budget(budget), reselect_every_tokens=every),
         geometry=geometry,
         layer_names=mini.LAYER_NAMES,
         layout=Layout.VEC,
         max_tokens=mini.MAX_BLOCKS * mini.B,
+        retained=retained,
     )
-    return MiniEngine(compaction)
+    return MiniEngine(compaction, retained)
 
 
 class NamedRequest:
     """What the policy promises one request, from its name and its length."""
 
-    def __init__(self, name, budget, every):
+    def __init__(self, name, budget, every, policy="attend"):
+        self.is_retained = policy == "retain"
         self.name, self.budget, self.every = name, parse_budget(budget), every
         self.selected = None  # of each layer: a set of logical blocks
-        self.num_candidates = self.selected_at = 0
+        self.num_candidates = self.reselect_at = self.length = 0
 
     def decode(self, length):
         """(out of each layer, keys attended to, whether it is scored) of a step."""
         whole = length // mini.B
         budget = max(self.budget.num_blocks(whole), 2)
-        is_scored = budget < whole and (
-            self.selected is None or length - self.selected_at >= self.every
-        )
-        if budget >= whole:
+        self.length = length
+        can_select = budget < whole or (self.is_retained and self.selected is not None)
+        is_scored = can_select and (self.selected is None or length >= self.reselect_at)
+        if budget >= whole and not self.is_retained:
             self.selected = None
         outs, masses = [], []
         num_keys = 0
@@ -63,31 +67,46 @@ class NamedRequest:
             tokens = [
                 token
                 for token in range(length)
-                if is_scored
-                or self.selected is None
+                if self.selected is None
                 or token // mini.B in self.selected[layer]
                 or token >= self.num_candidates * mini.B
             ]
             num_keys = len(tokens)
-            drawn = [token_values(self.name, layer, token) for token in tokens]
-            keys, values = (torch.stack([d[i] for d in drawn], 1).double() for i in (1, 2))
-            query = token_values(self.name, layer, length - 1)[0]
-            out, weights = attend(query, keys, values, mini.SCALE)
-            outs.append(out)
-            masses.append(weights.mean(0))
+            outs.append(self._attend(layer, length, tokens)[0])
+            if is_scored:  # over all tokens that are its own, whatever is attended to
+                own = tokens if self.is_retained else range(length)
+                mass = torch.zeros(length, dtype=torch.float64)
+                mass[list(own)] = self._attend(layer, length, own)[1].mean(0)
+                masses.append(mass)
         if is_scored:
             self._select(length, budget, masses)
         return outs, num_keys, is_scored
 
+    def schedule(self, others):
+        """Is scored again as late as possible on a step with as few others as possible."""
+        waits = [other.reselect_at - other.length for other in others if other.selected is not None]
+        wait = min(range(1, self.every + 1), key=lambda w: (waits.count(w), -w))
+        self.reselect_at = self.length + wait
+
+    def _attend(self, layer, length, tokens):
+        drawn = [token_values(self.name, layer, token) for token in tokens]
+        keys, values = (torch.stack([d[i] for d in drawn], 1).double() for i in (1, 2))
+        return attend(token_values(self.name, layer, length - 1)[0], keys, values, mini.SCALE)
+
     def _select(self, length, budget, masses):
-        self.selected_at = length
+        candidates = range(1, length // mini.B - 1)
+        if self.is_retained:
+            if self.selected is not None:
+                gone = set(range(self.num_candidates)) - self.selected[0]
+                candidates = [block for block in candidates if block not in gone]
+            masses = [torch.stack(masses).mean(0)] * mini.LAYERS
         self.num_candidates = length // mini.B - 1
         self.selected = []
         for mass in masses:
             block_mass = [
                 float(mass[b * mini.B : (b + 1) * mini.B].sum()) for b in range(self.num_candidates)
             ]
-            ranked = sorted(range(1, self.num_candidates), key=lambda b: (-block_mass[b], b))
+            ranked = sorted(candidates, key=lambda b: (-block_mass[b], b))
             self.selected.append(set([0, *ranked][: budget - 1]))
 
 
@@ -96,10 +115,11 @@ class NamedRequest:
     data=st.data(),
     budget=st.sampled_from(["2b", "3b", "25%", "60%", "100%"]),
     every=st.sampled_from([1, 3, 7]),
+    policy=st.sampled_from(["attend", "retain"]),
 )
-def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, every):
+def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, every, policy):
     """Requests join, leave and reuse blocks; outputs, counted keys and scorings are as promised."""
-    engine = make_engine(budget, every)
+    engine = make_engine(budget, every, policy)
     known, num_keys, num_full_keys, num_scored = {}, 0, 0, 0
     num_names = 0
     for _ in range(data.draw(st.integers(5, 25))):
@@ -109,10 +129,10 @@ def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, ev
         if len(engine.names) < mini.MAX_REQUESTS and data.draw(st.integers(0, 2)) == 0:
             num_names += 1
             engine.admit(num_names, data.draw(st.integers(1, 8 * mini.B)))
-            known[num_names] = NamedRequest(num_names, budget, every)
+            known[num_names] = NamedRequest(num_names, budget, every, policy)
         if not engine.names:
             continue
-        outs = engine.step()
+        outs, scored = engine.step(), []
         for name, layers in outs.items():
             length = int(engine.seq_lens[engine.names.index(name)])
             expected, keys, is_scored = known[name].decode(length)
@@ -121,6 +141,10 @@ def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, ev
             num_keys += keys
             num_full_keys += length
             num_scored += is_scored
+            scored += [known[name]] if is_scored else []
+        for request in scored:
+            decoding = (known[name] for name in outs)
+            request.schedule([other for other in decoding if other is not request])
     counts = engine.compaction.counts
     assert counts.num_keys == num_keys
     assert counts.num_full_keys == num_full_keys
@@ -137,6 +161,40 @@ def test_a_request_is_scored_every_so_many_tokens(every):
         engine.step()
         scored.append(engine.compaction.counts.num_scored - before)
     assert scored == [0] + [int(step % every == 0) for step in range(13)]
+
+
+def test_OWN_1_what_is_not_retained_goes_back_and_is_reused():
+    """OWN-1: many more requests decode at once than have room for their prompts."""
+    engine = make_engine("25%", 4, "retain")
+    for name in range(mini.MAX_REQUESTS):
+        engine.admit(name, 10 * mini.B)
+        for _ in range(3):  # prompt, scored, given back
+            engine.step()
+    engine.step()
+    num_held = mini.NUM_BLOCKS - 1 - len(engine.free)
+    assert num_held <= mini.MAX_REQUESTS * 5 < mini.MAX_REQUESTS * 10
+    assert len(set(engine.free)) == len(engine.free), "nothing is freed twice"
+    for name in range(mini.MAX_REQUESTS):
+        engine.leave(name)
+    assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_requests_that_start_together_are_scored_apart(every):
+    """No step but the first scores more than its share, and no selection is older than `every`."""
+    engine = make_engine("2b", every)
+    for name in range(mini.MAX_REQUESTS):
+        engine.admit(name, 4 * mini.B)
+    scored = []
+    for _ in range(2 + 3 * every):
+        before = engine.compaction.counts.num_scored
+        engine.step()
+        scored.append(engine.compaction.counts.num_scored - before)
+    assert scored[:2] == [0, mini.MAX_REQUESTS]
+    assert max(scored[2:]) <= -(-mini.MAX_REQUESTS // every)
+    for period in range(3):
+        first = 2 + period * every
+        assert sum(scored[first : first + every]) == mini.MAX_REQUESTS
 
 
 @pytest.mark.parametrize("num_prompt", [mini.B - 1, mini.B, mini.B + 1])

@@ -3,10 +3,11 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge.vllm.requests import RequestTracker
+from torch_bridge.vllm.requests import DecodingRequest, RequestTracker, RetainedRequests
 
 NUM_BLOCKS = 12
 
@@ -136,3 +137,48 @@ def test_a_padded_row_of_no_tokens_is_no_request():
     )
     assert rows[1] is None
     assert rows[0].physical_blocks.tolist() == [5, 6]
+
+
+def decoding_step(tracker, blocks, num_tokens):
+    """The request of a step with one decoding row."""
+    (request,) = tracker.step(
+        np.array([blocks], np.int32), np.array([num_tokens], np.int32), np.array([True])
+    )
+    return request
+
+
+def test_OWN_1_a_request_that_gave_blocks_back_is_known_until_its_owner_frees_it():
+    """OWN-1: also after steps that it was not scheduled in; its lost blocks are never read."""
+    retained = RetainedRequests()
+    tracker = RequestTracker(2, retained)
+    request = decoding_step(tracker, [5, 6, 7, 8], 7)
+    assert retained.dropped_blocks(5) == []
+    request.selected, request.num_candidate_blocks = np.array([[0]], np.int32), 2
+    request.is_retained = True
+    assert retained.dropped_blocks(5) == [], "nothing is dropped before a step without it begins"
+    assert decoding_step(tracker, [5, 6, 7, 8], 8) is request
+    assert request.own_blocks().tolist() == [0, 2, 3]
+    assert retained.dropped_blocks(5) == [1]
+    other = decoding_step(tracker, [6, 9], 3)  # in the block that was given back
+    assert other is not request
+    assert decoding_step(tracker, [5, 6, 7, 8, 3], 9) is request
+    assert request.own_blocks().tolist() == [0, 2, 3, 4]
+    retained.forget(5)
+    assert decoding_step(tracker, [5, 6, 7, 8, 3], 9) is not request
+
+
+def test_OWN_5_a_request_whose_blocks_changed_behind_the_policy_is_an_error():
+    """OWN-5: its KV is lost; anything else would be silent garbage."""
+    retained = RetainedRequests()
+    lost = DecodingRequest(
+        physical_blocks=np.array([5, 6], np.int32),
+        num_tokens=4,
+        selected=np.array([[0]], np.int32),
+        is_retained=True,
+    )
+    retained.add(lost)
+    tracker = RequestTracker(2, retained)
+    with pytest.raises(RuntimeError, match="physical block 5 gave blocks back at 4 tokens"):
+        decoding_step(tracker, [5, 7], 4)
+    with pytest.raises(RuntimeError, match="now has 5 tokens and other blocks"):
+        decoding_step(tracker, [5, 7, 8], 5)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch_bridge.vllm.requests import DecodingRequest
 from torch_bridge.vllm.steps import build_tables
 
-ROWS = ("whole", "selected", "scored", "prefill")
+ROWS = ("whole", "selected", "prefill")
 
 
 def tokens_attended(block_table, num_keys, physical_blocks, block_tokens):
@@ -46,7 +46,7 @@ def test_every_row_attends_to_its_selection_and_everything_after_it(
         request = DecodingRequest(physical_blocks=table[place, :num_blocks], num_tokens=length)
         requests.append(request)
         candidates = data.draw(st.integers(0, (length - 1) // block_tokens))
-        if kind == "selected" or (kind == "scored" and data.draw(st.booleans())):
+        if kind == "selected":
             count = data.draw(st.integers(0, candidates))
             chosen = [
                 sorted(data.draw(st.permutations(range(candidates)))[:count])
@@ -54,9 +54,7 @@ def test_every_row_attends_to_its_selection_and_everything_after_it(
             ]
             request.selected = np.array(chosen, np.int32).reshape(num_layer_rows, count)
             request.num_candidate_blocks = candidates
-        if kind == "scored":  # answered elsewhere: only the newest block, which costs nothing
-            expected.append([everything[(num_blocks - 1) * block_tokens :]] * num_layer_rows)
-        elif kind == "whole":
+        if kind == "whole":
             expected.append([everything] * num_layer_rows)
         else:
             expected.append(
@@ -72,7 +70,6 @@ def test_every_row_attends_to_its_selection_and_everything_after_it(
 
     tables = build_tables(
         requests,
-        [kind == "scored" for kind in kinds],
         table,
         lengths,
         num_layer_rows=num_layer_rows,

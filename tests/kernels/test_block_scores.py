@@ -8,13 +8,17 @@ import pytest
 from blockcompact_jax.kernels import (
     KernelCode,
     Layout,
+    RowsAt,
+    ScoreSequence,
     host_pool_score_blocks,
+    host_pool_score_sequences_at,
     host_pool_summarize_blocks,
     pool_score_blocks,
     pool_summarize_blocks,
     raise_for_status,
     score_blocks,
     summarize_blocks,
+    use_open_mp_threads,
 )
 from blockcompact_jax.kernels.block_scores_reference import (
     reference_score_blocks,
@@ -28,7 +32,13 @@ from .reference import pack_block
 
 SCORES = {"host": host_pool_score_blocks, "jit": pool_score_blocks}
 SUMMARIES = {"host": host_pool_summarize_blocks, "jit": pool_summarize_blocks}
-REDUCTIONS = (None, BlockReduction.MAX, BlockReduction.MEAN, BlockReduction.SUM)
+REDUCTIONS = (
+    None,
+    BlockReduction.MAX,
+    BlockReduction.MEAN,
+    BlockReduction.SUM,
+    BlockReduction.LOG_SUM_EXP,
+)
 
 CASES = [  # dtype, KV heads, group, queries, keys, B, D, place
     (BF16, 3, 3, 5, 1300, 32, 64, "amx"),
@@ -63,7 +73,12 @@ def naive_blocks(scores, block_tokens, num_entries, reduction):
         out[..., : scores.shape[2]] = scores
         return out
     out = np.full((*scores.shape[:2], num_entries), -np.inf)
-    reduce = {"max": np.max, "mean": np.mean, "sum": np.sum}[reduction.value]
+    reduce = {
+        "max": np.max,
+        "mean": np.mean,
+        "sum": np.sum,
+        "log_sum_exp": np.logaddexp.reduce,
+    }[reduction.value]
     for entry in range(num_entries):
         tokens = scores[..., entry * block_tokens : (entry + 1) * block_tokens]
         if tokens.shape[-1] > 0:
@@ -218,6 +233,81 @@ def test_bits_depend_on_neither_threads_nor_other_queries(rng):
         many = score(sequence.queries, 3)
     np.testing.assert_array_equal(as_bytes(one.scores), as_bytes(many.scores))
     np.testing.assert_array_equal(as_bytes(one.scores[:, 7:9]), as_bytes(few.scores))
+
+
+def score_together(segment, cases, *, row_stride):
+    """Status, and scores [sequence, head, query, row_stride] that were 7 before."""
+    _, num_queries, dims = cases[0][0].shape
+    shape = (len(cases), len(cases[0][0]), num_queries, row_stride)
+    scores = np.full(shape, 7.0, np.float32)
+    sequences = [
+        ScoreSequence(
+            table,
+            num_keys,
+            RowsAt(queries.ctypes.data, num_queries * dims, dims),
+            scores[place].ctypes.data,
+        )
+        for place, (queries, table, num_keys) in enumerate(cases)
+    ]
+    status = host_pool_score_sequences_at(
+        segment.pool,
+        sequences,
+        num_query_heads=shape[1],
+        num_queries=num_queries,
+        block_reduction=BlockReduction.LOG_SUM_EXP,
+        row_stride=row_stride,
+        scale=0.25,
+    )
+    return status, scores
+
+
+def sequences_of_one_pool(rng, segment, sequence):
+    """(queries, table, number of keys): one long, one short, one without keys."""
+    tables = [np.array(segment.block_table), segment.block_table[[2, 0]].copy()]
+    tables.append(segment.block_table[:1].copy())
+    queries = [rng.standard_normal(sequence.queries.shape).astype(BF16) for _ in tables]
+    return list(zip(queries, tables, (sequence.num_keys, 41, 0), strict=True))
+
+
+@pytest.mark.parametrize("threads", ["ours", "open_mp"])
+def test_sequences_score_together_as_they_do_alone(threads, impl, rng):
+    """Bit for bit, on threads of ours or of OpenMP; columns past a table are left alone."""
+    sequence = random_sequence(
+        rng, BF16, kv_heads=2, group=3, num_queries=2, num_keys=1300, dims=64
+    )
+    if threads == "open_mp":
+        pytest.importorskip("torch")  # brings an OpenMP runtime along
+    with pools_of(rng, sequence, [(sequence.num_keys, 32, "amx")]) as (segment,):
+        cases = sequences_of_one_pool(rng, segment, sequence)
+        try:
+            assert use_open_mp_threads(is_used=threads == "open_mp") == (threads == "open_mp")
+            status, scores = score_together(segment, cases, row_stride=60)
+        finally:
+            use_open_mp_threads(is_used=False)
+        raise_for_status(np.array(status, np.int32))
+        for (queries, table, num_keys), got in zip(cases, scores, strict=True):
+            alone = host_pool_score_blocks(
+                queries,
+                segment._replace(block_table=table, num_keys=num_keys),
+                block_reduction=BlockReduction.LOG_SUM_EXP,
+                scale=0.25,
+            )
+            assert_same_bytes(got[..., : table.size], alone.scores)
+            assert (got[..., table.size :] == 7.0).all()
+
+
+def test_UPL_7_a_fault_of_one_sequence_refuses_all(rng):
+    """UPL-7: the faulty entry counts over all tables; nothing is written."""
+    sequence = random_sequence(rng, BF16, kv_heads=2, group=1, num_queries=1, num_keys=96, dims=32)
+    with pools_of(rng, sequence, [(96, 32, "amx")]) as (segment,):
+        cases = sequences_of_one_pool(rng, segment, sequence)
+        cases[1][1][1] = 99
+        status, scores = score_together(segment, cases, row_stride=8)
+        num_before = cases[0][1].size
+        assert status == (KernelCode.FROM_BLOCK_OUT_OF_RANGE, num_before + 1)
+        assert (scores == 7.0).all()
+        with pytest.raises(ValueError, match=f"`row_stride` is 1; expected {num_before}"):
+            score_together(segment, cases, row_stride=1)
 
 
 FAULTS = [

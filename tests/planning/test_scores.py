@@ -11,6 +11,7 @@ from blockcompact_jax.scores import (
     BlockReduction,
     HeadReduction,
     block_scores_from_tokens,
+    mass_from_log_sum_exp,
     page_bound_scores,
     page_bounds,
     reduce_heads,
@@ -61,7 +62,7 @@ def test_SEL_9_head_reduction_matches_a_loop_bitwise(how, shape):
     assert got.tobytes() == np.asarray(expected, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("how", list(BlockReduction))
+@pytest.mark.parametrize("how", [how for how in BlockReduction if how.value != "log_sum_exp"])
 @pytest.mark.parametrize("block_tokens", [1, 2, 32])
 def test_SEL_9_block_reduction_matches_a_loop_bitwise(how, block_tokens):
     """SEL-9: max, mean, sum and top-m mean over the tokens of a block."""
@@ -80,6 +81,44 @@ def test_SEL_9_block_reduction_matches_a_loop_bitwise(how, block_tokens):
             span = slice(block * block_tokens, (block + 1) * block_tokens)
             heads = [reduce_list(tokens[row, h, span].tolist(), how.value, top) for h in range(2)]
             assert np.asarray(got)[row, block].tobytes() == max(heads).tobytes()
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 32])
+def test_SEL_9_log_sum_exps_of_blocks_give_the_mass_of_a_softmax_over_tokens(block_tokens):
+    """SEL-9: whatever the size of the scores; a block without tokens has none."""
+    tokens = 100 * np.random.default_rng(2).standard_normal((2, 3, 4 * block_tokens))
+    tokens = tokens.astype(np.float32)
+    tokens[..., :block_tokens] = -np.inf
+    log_sum_exps = np.stack(
+        [
+            jit_tokens(
+                tokens[:, head : head + 1],
+                block_tokens=block_tokens,
+                block_reduction=BlockReduction.LOG_SUM_EXP,
+                head_reduction=HeadReduction.MAX,
+            )
+            for head in range(3)
+        ],
+        axis=1,
+    )
+    weights = np.exp(tokens.astype(np.float64) - tokens.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = weights.reshape(2, 3, 4, block_tokens).sum(-1)
+    mass = np.asarray(mass_from_log_sum_exp(log_sum_exps))
+    np.testing.assert_allclose(mass, expected, atol=2e-5)
+    assert not mass[..., 0].any()
+
+
+def test_SEL_4_what_is_not_finite_stays_in_its_block():
+    """SEL-4: a selection must be able to name it, and the other blocks keep their mass."""
+    log_sum_exps = np.zeros((1, 1, 4), np.float32)
+    log_sum_exps[..., 1], log_sum_exps[..., 2] = np.nan, np.inf
+    mass = np.asarray(mass_from_log_sum_exp(log_sum_exps))[0, 0]
+    np.testing.assert_allclose(mass[[0, 3]], 0.5, rtol=1e-6)
+    assert np.isnan(mass[1])
+    assert mass[2] == np.inf
+    with pytest.raises(CompactionError, match="`log_sum_exps` has dtype float64"):
+        mass_from_log_sum_exp(np.zeros((1, 1, 1)))
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])

@@ -18,7 +18,7 @@ STOCK = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
 _names = itertools.count()
 
 
-def save_llama(directory):
+def save_llama(directory, max_positions=1024):
     import transformers
 
     torch.manual_seed(1)
@@ -30,7 +30,7 @@ def save_llama(directory):
         num_key_value_heads=2,
         head_dim=32,
         vocab_size=VOCAB,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_positions,
         initializer_range=0.2,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)

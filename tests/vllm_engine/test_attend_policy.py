@@ -47,7 +47,7 @@ class Watch:
 
         self.compaction = engines.compaction_of(llm)
         (self.layout,) = [builder.isa for builder in engines.builders_of(llm)]
-        self.num_checked = {"all": 0, "selected": 0, "scored": 0}
+        self.num_checked = {"all": 0, "selected": 0}
         self.largest_change = 0.0
         tracker, forward = self.compaction._tracker, BlockCompactAttentionImpl.forward
         step_of = tracker.step
@@ -71,15 +71,12 @@ class Watch:
         monkeypatch.setattr(BlockCompactAttentionImpl, "forward", watched)
 
     def check(self, row, queries_and_outputs, kv_cache, metadata, *, scale):
-        step = getattr(metadata, "step", None)
         for place, request in enumerate(self.rows):
             if request is None:
                 continue
             everything = range(request.num_tokens)
             kind, tokens = "all", list(everything)
-            if step is not None and place in step.scored:
-                kind = "scored"
-            elif request.selected is not None:
+            if request.selected is not None:
                 kind = "selected"
                 chosen = set(request.selected[row].tolist())
                 assert len(chosen) == BUDGET - 1
@@ -109,17 +106,17 @@ def test_layers_attend_to_the_selection_and_the_tail_in_mixed_batches(llm, monke
 
 def keys_of(num_prompt, num_new):
     """(keys attended to, of full attention, scorings) of a request alone."""
-    keys = full = scored = 0
+    keys = full = scored = tail = 0
     selected_at = None
     for length in range(num_prompt + 1, num_prompt + num_new):
         full += length
         whole = length // B
         if whole <= BUDGET:
             keys += length
-        elif selected_at is None or length - selected_at >= EVERY:
-            keys, scored, selected_at, tail = keys + length, scored + 1, length, (whole - 1) * B
-        else:
-            keys += (BUDGET - 1) * B + length - tail
+            continue
+        keys += length if selected_at is None else (BUDGET - 1) * B + length - tail
+        if selected_at is None or length - selected_at >= EVERY:
+            scored, selected_at, tail = scored + 1, length, (whole - 1) * B
     return keys, full, scored
 
 

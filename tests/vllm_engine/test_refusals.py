@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -60,9 +61,10 @@ def test_windowed_layers_in_a_full_attention_group_are_refused(models):
 
 
 def test_an_untested_version_is_refused(models, monkeypatch):
-    from torch_bridge.vllm import versions
+    from torch_bridge import versions
 
-    monkeypatch.setattr(versions, "TESTED_VERSIONS", ("0.31.0",))
+    older = replace(versions.TESTED["vLLM"], releases=("0.31.0",))
+    monkeypatch.setitem(versions.TESTED, "vLLM", older)
     with (
         pytest.raises(versions.UntestedVersionError, match=r"0\.32\.0 .*0\.31\.0"),
         engines.engine(models(engines.save_llama), compaction={"budget": "10%"}),

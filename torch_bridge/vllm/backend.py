@@ -2,8 +2,9 @@
 
 The builder sees each step's block tables before any layer runs: it recognises the decoding
 requests, gives each layer a table of the selected blocks and the tail, and vLLM's own kernel
-attends to them. Every so often a request is scored: its newest query attends to all blocks in one
-native call that also gives each block's attention mass, and the next step's builder selects anew.
+attends to them. Every so often a request is scored: its newest query meets the keys of all its
+blocks in a native call that gives each block's attention mass, and the next step's builder selects
+anew.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -11,11 +12,11 @@ native call that also gives each block's attention mass, and the next step's bui
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
@@ -32,6 +33,7 @@ from torch_bridge.vllm.config import AttendConfig, parse_config
 # vLLM loads this module wherever it is installed; JAX comes in only where compaction is on.
 if TYPE_CHECKING:
     from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
+    from torch_bridge.vllm.requests import RetainedRequests
 
 
 @dataclass
@@ -96,12 +98,14 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             UnsupportedEngineError: for an engine that cannot be served.
         """
         from blockcompact_jax.geometry import ModelGeometry
+        from blockcompact_jax.kernels import use_open_mp_threads
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version("vLLM")
         self._check_engine()
+        use_open_mp_threads()  # vLLM's kernels run on them
         return GroupCompaction(
             config,
             geometry=ModelGeometry.uniform(
@@ -116,7 +120,18 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             layer_names=self.layer_names,
             layout=LAYOUTS[self.isa],
             max_tokens=self.vllm_config.model_config.max_model_len,
+            retained=self._retained(config),
         )
+
+    def _retained(self, config: AttendConfig) -> RetainedRequests | None:
+        if config.policy != "retain":
+            return None
+        from torch_bridge.vllm.engine_checks import check_retaining
+        from torch_bridge.vllm.retain import RETAINED
+
+        check_retaining(self.vllm_config, kv_cache_kind=_kind(self.kv_cache_spec))
+        RETAINED.clear()
+        return RETAINED
 
     def _check_engine(self) -> None:
         from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
@@ -153,6 +168,11 @@ def _kind(spec: Any) -> str:
 class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
     """Stock attention over the blocks that the step's metadata names for the layer."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = parse_config(get_current_vllm_config().additional_config)
+        BlockCompactAttentionBackend.is_retaining = config is not None and config.policy == "retain"
+
     def forward(  # noqa: PLR0917  # as vLLM calls it
         self,
         layer: Any,
@@ -178,7 +198,6 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
                 layer.layer_name,
                 kv_cache,
                 query=query.view(-1, self.num_heads, self.head_size),
-                out=output.view(-1, self.num_heads, self.head_size),
                 first_query=attn_metadata.query_start_loc,
                 scale=self.scale,
             )
@@ -186,7 +205,24 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
 
 
 class BlockCompactAttentionBackend(CPUAttentionBackend):
-    """The stock CPU backend with our builder and implementation."""
+    """The stock CPU backend with our builder and implementation.
+
+    Attributes:
+        is_retaining: whether the model that this process loaded last gives blocks back; vLLM asks
+            for specifications when it no longer says which configuration they are for.
+    """
+
+    is_retaining: ClassVar[bool] = False
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """The specification of a layer's cache; one of ours where blocks are given back."""
+        if not cls.is_retaining:
+            return super().customize_spec(spec)
+        from torch_bridge.vllm.retain import register, retained_spec
+
+        register()
+        return retained_spec(super().customize_spec(spec))
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:

@@ -6,7 +6,7 @@ Knows blocks, tables and lengths; of vLLM it knows nothing but the tensors it is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,30 +15,47 @@ from jaxtyping import Bool, Float32, Int32
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm.config import AttendConfig
-from torch_bridge.vllm.kv_blocks import KVBlocks
-from torch_bridge.vllm.requests import DecodingRequest, RequestTracker
+from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
+from torch_bridge.vllm.requests import DecodingRequest, RequestTracker, RetainedRequests
 from torch_bridge.vllm.selector import Selector
 from torch_bridge.vllm.steps import StepTables, build_tables
 
 
 @dataclass(frozen=True)
+class ScoredRequest:
+    """A request whose newest query meets all keys that are its own.
+
+    Attributes:
+        request: as of this step.
+        own_blocks: logical blocks of these keys, ascending.
+        block_table: their physical blocks.
+        num_keys: tokens in them.
+        log_sum_exps: written layer by layer: of the scaled scores in each of these blocks.
+    """
+
+    request: DecodingRequest
+    own_blocks: Int32[np.ndarray, " own"]
+    block_table: Int32[np.ndarray, " own"]
+    num_keys: int
+    log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"]
+
+
+@dataclass(frozen=True)
 class StepCompaction:
-    """One step of a group in which not every row attends to all its blocks.
+    """One step of a group in which a row attends to selected blocks or is scored.
 
     Attributes:
         tables: block tables and lengths.
         block_table_by_layer_name: int32 [batch, entries], each layer's part of them.
         row_by_layer_name: place of each layer in them.
-        scored: the request of each batch row that is scored in this step.
-        mass: for each of these, [layer row, query head, max_blocks], written layer by layer.
+        scored: what is scored in this step, by batch row.
         blocks: the group's KV.
     """
 
     tables: StepTables
     block_table_by_layer_name: dict[str, torch.Tensor]
     row_by_layer_name: dict[str, int]
-    scored: dict[int, DecodingRequest]
-    mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]]
+    scored: dict[int, ScoredRequest]
     blocks: KVBlocks
 
     @property
@@ -52,33 +69,29 @@ class StepCompaction:
         kv_cache: torch.Tensor,
         *,
         query: torch.Tensor,
-        out: torch.Tensor,
         first_query: torch.Tensor,
         scale: float,
     ) -> None:
-        """Attends with the scored rows to all their blocks and records the mass.
+        """Scores all blocks of the scored rows, whatever the rows attend to.
 
         Args:
             layer_name: the layer.
             kv_cache: its KV tensor.
             query: [tokens, num_query_heads, head_dim].
-            out: as `query`; the scored rows are written.
             first_query: [batch + 1], token of each row's first query.
             scale: softmax scale.
         """
         row = self.row_by_layer_name[layer_name]
-        for place, request in self.scored.items():
-            token = int(first_query[place])
-            self.blocks.attend(
-                row,
-                kv_cache,
-                request.physical_blocks,
-                request.num_tokens,
-                query=query[token],
-                out=out[token],
-                scale=scale,
-                mass=self.mass[place][row],
+        queries = [
+            ScoredQuery(
+                query[int(first_query[place])],
+                scored.block_table,
+                scored.num_keys,
+                scored.log_sum_exps[row],
             )
+            for place, scored in self.scored.items()
+        ]
+        self.blocks.score(row, kv_cache, queries, scale=scale)
 
 
 @dataclass
@@ -98,12 +111,6 @@ class AttendCounts:
     num_full_keys: int = 0
 
 
-@dataclass
-class _Scoring:
-    requests: list[DecodingRequest] = field(default_factory=list)
-    mass: list[Float32[np.ndarray, "row query_head max_blocks"]] = field(default_factory=list)
-
-
 class GroupCompaction:
     """Serves the steps of one group of full-attention layers, in order.
 
@@ -119,6 +126,7 @@ class GroupCompaction:
         layer_names: Sequence[str],
         layout: Layout,
         max_tokens: int,
+        retained: RetainedRequests | None = None,
     ) -> None:
         """Compiles the selection.
 
@@ -128,15 +136,27 @@ class GroupCompaction:
             layer_names: the engine's names of the layers.
             layout: how the engine packs KV.
             max_tokens: longest sequence.
+            retained: shared with the owner of the blocks where the policy is "retain".
+
+        Raises:
+            ValueError: where the policy is "retain" and `retained` is missing.
         """
+        is_retaining = config.policy == "retain"
+        if is_retaining and retained is None:
+            raise ValueError("`retained` is None; the policy 'retain' needs it")
         self._every_tokens = config.reselect_every_tokens
         self._geometry = geometry
         self._block_tokens = geometry.block_tokens
         self._row_by_layer_name = {name: row for row, name in enumerate(layer_names)}
-        self._tracker = RequestTracker(self._block_tokens)
-        self._selector = Selector(geometry, config.budget, -(-max_tokens // self._block_tokens))
+        self._tracker = RequestTracker(self._block_tokens, retained if is_retaining else None)
+        self._selector = Selector(
+            geometry,
+            config.budget,
+            -(-max_tokens // self._block_tokens),
+            is_shared=is_retaining,
+        )
         self._blocks = KVBlocks(layout=layout, num_layer_rows=geometry.num_rows)
-        self._scoring = _Scoring()
+        self._scoring: list[ScoredRequest] = []
         self.counts = AttendCounts()
         self._selector.warm_up()
 
@@ -169,7 +189,6 @@ class GroupCompaction:
             return None
         tables = build_tables(
             requests,
-            scored,
             block_table,
             num_tokens,
             num_layer_rows=self._geometry.num_rows,
@@ -180,20 +199,16 @@ class GroupCompaction:
     def _step(
         self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
     ) -> StepCompaction:
-        heads = self._geometry.layer_geometry(0).num_query_heads
-        shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
-        due: dict[int, DecodingRequest] = {}
-        mass: dict[int, Float32[np.ndarray, "row query_head max_blocks"]] = {}
         for place, request in enumerate(requests):
-            if request is None:
-                continue
-            if scored[place]:
-                due[place], mass[place] = request, np.zeros(shape, np.float32)
-                self.counts.num_keys += request.num_tokens
-            else:
+            if request is not None:
                 self.counts.num_keys += int(tables.num_keys[place])
+        due = {
+            place: self._scored(request)
+            for place, request in enumerate(requests)
+            if request is not None and scored[place]
+        }
         self.counts.num_scored += len(due)
-        self._scoring = _Scoring(list(due.values()), list(mass.values()))
+        self._scoring = list(due.values())
         return StepCompaction(
             tables=tables,
             block_table_by_layer_name=dict(
@@ -201,19 +216,32 @@ class GroupCompaction:
             ),
             row_by_layer_name=self._row_by_layer_name,
             scored=due,
-            mass=mass,
             blocks=self._blocks,
         )
 
+    def _scored(self, request: DecodingRequest) -> ScoredRequest:
+        heads = self._geometry.layer_geometry(0).num_query_heads
+        shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
+        own = request.own_blocks()
+        num_gone = request.physical_blocks.size - own.size
+        return ScoredRequest(
+            request,
+            own,
+            request.physical_blocks[own],
+            request.num_tokens - num_gone * self._block_tokens,
+            np.full(shape, -np.inf, np.float32),
+        )
+
     def _is_due(self, request: DecodingRequest) -> bool:
-        if self._selector.needs_all(request.num_tokens):
+        if not request.is_retained and self._selector.needs_all(request.num_tokens):
             request.selected = None
             return False
         if request.selected is None:
             return True
-        return request.num_tokens - request.num_selected_at_tokens >= self._every_tokens
+        return request.num_tokens >= request.reselect_at_tokens
 
     def _finish_scoring(self) -> None:
-        for request, mass in zip(self._scoring.requests, self._scoring.mass, strict=True):
-            self._selector.select(request, mass)
-        self._scoring = _Scoring()
+        for scored in self._scoring:
+            self._selector.select(scored.request, scored.own_blocks, scored.log_sum_exps)
+            self._tracker.schedule(scored.request, every_tokens=self._every_tokens)
+        self._scoring = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
 
@@ -12,16 +12,23 @@ CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
 
 
+PolicyName = Literal["attend", "retain"]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttendConfig:
-    """The *attend* policy: the full KV stays with vLLM, decoding attends to selected blocks of it.
+    """Decoding attends to selected blocks.
 
     Attributes:
+        policy: "attend" leaves the full KV with vLLM, and every layer selects anew from all of it;
+            "retain" selects once for all layers and gives the other blocks back to vLLM, for good.
         budget: whole blocks that each layer of a request attends to, sink and recent included; the
             partial block and what was generated since the last selection come on top.
-        reselect_every_tokens: generated tokens between two selections.
+        reselect_every_tokens: most generated tokens between two selections of a request.
     """
 
+    policy: PolicyName = "attend"
     budget: Budget
     reselect_every_tokens: int = 16
 
@@ -45,7 +52,7 @@ def parse_config(additional_config: Any) -> AttendConfig | None:
         raise OptionError(
             f"`{CONFIG_KEY}` is {given!r}, expected a mapping like {{'budget': '10%'}}"
         )
-    known = {"budget", "reselect_every_tokens"}
+    known = {"policy", "budget", "reselect_every_tokens"}
     unknown = sorted(set(given) - known)
     if unknown:
         raise OptionError(
@@ -54,6 +61,9 @@ def parse_config(additional_config: Any) -> AttendConfig | None:
         )
     if "budget" not in given:
         raise OptionError(f"`{CONFIG_KEY}` has no `budget`; give one, for example '10%' or '32b'")
+    policy = given.get("policy", AttendConfig.policy)
+    if policy not in POLICIES:
+        raise OptionError(f"`policy` is {policy!r}, expected one of {', '.join(POLICIES)}")
     every = given.get("reselect_every_tokens", AttendConfig.reselect_every_tokens)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise OptionError(
@@ -61,4 +71,4 @@ def parse_config(additional_config: Any) -> AttendConfig | None:
         )
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
-    return AttendConfig(budget=budget, reselect_every_tokens=every)
+    return AttendConfig(policy=policy, budget=budget, reselect_every_tokens=every)

@@ -60,6 +60,41 @@ def check_engine(config: Any, attention: AttentionFacts) -> None:
         raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
 
 
+def check_retaining(config: Any, *, kv_cache_kind: str) -> None:
+    """Refuses an engine whose blocks cannot be given back.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+        kv_cache_kind: class of the group's KV-cache specification.
+
+    Raises:
+        UnsupportedEngineError: with the first fault and its remedy.
+    """
+    for fault in _faults_of_retaining(config, kv_cache_kind):
+        raise UnsupportedEngineError(
+            f"blockcompact cannot give blocks back in this engine: {fault}"
+        )
+
+
+def _faults_of_retaining(config: Any, kv_cache_kind: str) -> Iterator[str]:
+    if kv_cache_kind != "RetainedAttentionSpec":
+        yield (
+            f"vLLM uses a KV cache of the kind {kv_cache_kind}, expected the one that the backend "
+            "asked for; use a tested version of vLLM"
+        )
+    if config.scheduler_config.async_scheduling:
+        yield (
+            "asynchronous scheduling is on, which frees blocks before their last step is known; "
+            "pass async_scheduling=False"
+        )
+    executor = config.parallel_config.distributed_executor_backend
+    if executor not in {None, "uni"}:
+        yield (
+            f"`distributed_executor_backend` is {executor!r}, and the worker and the scheduler "
+            "must share a process; expected 'uni'"
+        )
+
+
 def _faults_of_attention(attention: AttentionFacts) -> Iterator[str]:
     if attention.kv_cache_dtype != "auto":
         yield (
@@ -75,7 +110,7 @@ def _faults_of_attention(attention: AttentionFacts) -> Iterator[str]:
             f"its attention packs KV as {attention.isa!r}, expected one of {', '.join(LAYOUTS)}; "
             "these need an x86 CPU, and a block size and a head size that are multiples of 32"
         )
-    if attention.kv_cache_kind != "FullAttentionSpec":
+    if attention.kv_cache_kind not in {"FullAttentionSpec", "RetainedAttentionSpec"}:
         yield (
             f"it has a KV cache of the kind {attention.kv_cache_kind}, expected plain causal "
             "FullAttentionSpec; this model is not supported"

@@ -1,18 +1,45 @@
-"""vLLM's own KV tensors, read in place by attention over blocks."""
+"""vLLM's own KV tensors, read in place to score their blocks."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int32
 
-from blockcompact_jax.kernels import AttendSegment, Layout, PackedStrides, RegisteredPool
-from torch_bridge.attend import attend_blocks
+from blockcompact_jax.kernels import (
+    Layout,
+    PackedStrides,
+    RegisteredPool,
+    RowsAt,
+    ScoreSequence,
+    host_pool_score_sequences_at,
+    raise_for_status,
+)
+from blockcompact_jax.scores import BlockReduction
 
 LAYOUTS = {"amx": Layout.AMX, "vec": Layout.VEC}
 """Our names of the layouts that vLLM's CPU attention packs."""
+
+
+class ScoredQuery(NamedTuple):
+    """A query that meets all keys of its sequence.
+
+    Attributes:
+        query: [num_query_heads, head_dim].
+        block_table: physical blocks in sequence order.
+        num_keys: tokens in them.
+        log_sum_exps: float32 [num_query_heads, max_blocks], written: of the scaled scores of each
+            block of the table; the columns after it are left alone.
+    """
+
+    query: torch.Tensor
+    block_table: Int32[np.ndarray, " blocks"]
+    num_keys: int
+    log_sum_exps: Float32[np.ndarray, "query_head max_blocks"]
 
 
 class KVBlocks:
@@ -29,38 +56,36 @@ class KVBlocks:
         # Engines drop their attention objects without a word.
         self.close = weakref.finalize(self, _close, self._pools)
 
-    def attend(
-        self,
-        row: int,
-        kv_cache: torch.Tensor,
-        block_table: Int32[np.ndarray, " blocks"],
-        num_keys: int,
-        *,
-        query: torch.Tensor,
-        out: torch.Tensor,
-        scale: float,
-        mass: Float32[np.ndarray, "query_head max_blocks"],
+    def score(
+        self, row: int, kv_cache: torch.Tensor, queries: Sequence[ScoredQuery], *, scale: float
     ) -> None:
-        """Attends with one query over a table's blocks, in place.
+        """Scores the blocks of several sequences in one call, in place.
 
         Args:
             row: layer row.
             kv_cache: the layer's KV, [num_blocks, num_kv_heads, block_tokens, 2 * head_dim].
-            block_table: physical blocks in sequence order.
-            num_keys: tokens in them; the last is the query's own.
-            query: [num_query_heads, head_dim].
-            out: as `query`, written.
+            queries: one of each sequence; their `log_sum_exps` have one shape.
             scale: softmax scale.
-            mass: written: the softmax mass of each block of the table.
+
+        Raises:
+            ValueError: for arrays whose last axis is not contiguous.
+            KernelStatusError: for a table or a length that does not fit; nothing is written then.
         """
         pool = self._pool(row, kv_cache)
-        attend_blocks(
-            query.unsqueeze(1),
-            [AttendSegment(pool, pool.current_ord(), 0, block_table, num_keys)],
-            out=out.unsqueeze(1),
+        num_query_heads, row_stride = queries[0].log_sum_exps.shape
+        sequences = [_sequence(query) for query in queries]
+        status = host_pool_score_sequences_at(
+            pool,
+            sequences,
+            num_query_heads=num_query_heads,
+            num_queries=1,
+            block_reduction=BlockReduction.LOG_SUM_EXP,
+            row_stride=row_stride,
             scale=scale,
-            mass=torch.from_numpy(mass).unsqueeze(1),
         )
+        if status[0]:
+            tables = np.concatenate([query.block_table for query in queries])
+            raise_for_status(np.array(status, np.int32), call="score_blocks", block_table=tables)
 
     def _pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
         if not kv_cache[0].is_contiguous():
@@ -92,6 +117,21 @@ class KVBlocks:
         )
         self._pools[row], self._addresses[row] = pool, kv_cache.data_ptr()
         return pool
+
+
+def _sequence(given: ScoredQuery) -> ScoreSequence:
+    query, _, _, log_sum_exps = given
+    if query.stride(1) != 1 or not log_sum_exps.flags.c_contiguous:
+        raise ValueError(
+            f"`query` has strides {query.stride()} and `log_sum_exps` {log_sum_exps.strides} "
+            "bytes; expected a contiguous last axis and a dense array"
+        )
+    return ScoreSequence(
+        given.block_table,
+        given.num_keys,
+        RowsAt(query.data_ptr(), query.stride(0), 0),
+        log_sum_exps.ctypes.data,
+    )
 
 
 def _close(pools: list[RegisteredPool | None]) -> None:

@@ -23,14 +23,60 @@ class DecodingRequest:
         num_tokens: its length at its last step, the token of that step included.
         selected: [row, num_selected] logical blocks, ascending; None before the first selection.
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
-        num_selected_at_tokens: its length when the selection was made.
+        reselect_at_tokens: its length when it is scored again.
+        is_retained: what was not selected is no longer its own; its layers select the same.
     """
 
     physical_blocks: Int32[np.ndarray, " blocks"]
     num_tokens: int
     selected: Int32[np.ndarray, "row selected"] | None = None
     num_candidate_blocks: int = 0
-    num_selected_at_tokens: int = 0
+    reselect_at_tokens: int = 0
+    is_retained: bool = False
+
+    def own_blocks(self) -> Int32[np.ndarray, " own"]:
+        """Logical blocks whose KV is its own, ascending."""
+        num_blocks = self.physical_blocks.size
+        if self.selected is None or not self.is_retained:
+            return np.arange(num_blocks, dtype=np.int32)
+        tail = np.arange(self.num_candidate_blocks, num_blocks, dtype=np.int32)
+        return np.concatenate([self.selected[0], tail])
+
+
+class RetainedRequests:
+    """Requests that gave blocks back, from their first such step until they are gone.
+
+    The worker, which selects, adds them; the manager, which owns the blocks, asks what is dropped
+    and says when a request is gone. Both live in one process and take turns. A request goes by its
+    first physical block, which it never gives back and shares with none.
+    """
+
+    def __init__(self) -> None:
+        self._by_first_block: dict[int, DecodingRequest] = {}
+
+    def add(self, request: DecodingRequest) -> None:
+        """Remembers a request that is in the step that is being planned."""
+        self._by_first_block[int(request.physical_blocks[0])] = request
+
+    def find(self, first_block: int) -> DecodingRequest | None:
+        """The request with this first physical block, None where it is not known."""
+        return self._by_first_block.get(first_block)
+
+    def dropped_blocks(self, first_block: int) -> list[int]:
+        """Logical blocks that a request gives or gave back, ascending; none of an unknown one."""
+        request = self.find(first_block)
+        if request is None:
+            return []
+        own = request.own_blocks()
+        return np.setdiff1d(np.arange(request.physical_blocks.size), own).tolist()
+
+    def forget(self, first_block: int) -> None:
+        """Forgets a request that no longer owns its blocks."""
+        self._by_first_block.pop(first_block, None)
+
+    def clear(self) -> None:
+        """Forgets all, for a new engine."""
+        self._by_first_block.clear()
 
 
 class RequestTracker:
@@ -40,9 +86,36 @@ class RequestTracker:
         block_tokens: tokens a block.
     """
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, retained: RetainedRequests | None = None) -> None:
+        """Starts with no request.
+
+        Args:
+            block_tokens: tokens a block.
+            retained: where requests that gave blocks back are remembered, until their owner says
+                that they are gone; None where none does.
+        """
         self.block_tokens = block_tokens
+        self._retained = retained
         self._by_newest_block: dict[int, DecodingRequest] = {}
+
+    def schedule(self, request: DecodingRequest, *, every_tokens: int) -> None:
+        """Says when a request that was just scored is scored again: at latest after `every_tokens`.
+
+        Requests that were scored together are spread over the steps until then, the first scorings
+        again as late as that allows, so that no step has to score all of them.
+
+        Args:
+            request: as of the step it was scored in.
+            every_tokens: most tokens between two scorings.
+        """
+        num_due = [0] * (every_tokens + 1)  # by steps from the scored one
+        for other in self._by_newest_block.values():
+            wait = other.reselect_at_tokens - other.num_tokens
+            if other is not request and other.selected is not None and 0 < wait <= every_tokens:
+                num_due[wait] += 1
+        latest_first = range(every_tokens, 0, -1)
+        wait = min(latest_first, key=num_due.__getitem__)
+        request.reselect_at_tokens = request.num_tokens + wait
 
     def step(
         self,
@@ -74,10 +147,15 @@ class RequestTracker:
             request.physical_blocks, request.num_tokens = blocks, length
             by_newest_block[int(blocks[-1])] = request
             rows.append(request)
+            if self._retained is not None and request.is_retained:
+                self._retained.add(request)
         self._by_newest_block = by_newest_block
         return rows
 
     def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
+        known = None if self._retained is None else self._retained.find(int(blocks[0]))
+        if known is not None:
+            return _checked(known, blocks, num_tokens)
         place = (num_tokens - 2) // self.block_tokens  # the block of the token before
         known = self._by_newest_block.get(int(blocks[place])) if num_tokens > 1 else None
         if known is not None and known.num_tokens == num_tokens - 1:
@@ -85,3 +163,16 @@ class RequestTracker:
             if np.array_equal(before, blocks[: before.size]):
                 return known
         return DecodingRequest(physical_blocks=blocks, num_tokens=num_tokens)
+
+
+def _checked(
+    known: DecodingRequest, blocks: Int32[np.ndarray, " blocks"], num_tokens: int
+) -> DecodingRequest:
+    before = known.physical_blocks
+    if known.num_tokens < num_tokens and np.array_equal(before, blocks[: before.size]):
+        return known
+    raise RuntimeError(
+        f"the request in physical block {blocks[0]} gave blocks back at {known.num_tokens} tokens, "
+        f"and now has {num_tokens} tokens and other blocks; its KV is lost. This is a fault of "
+        "blockcompact or a version of vLLM that it does not know"
+    )

@@ -25,7 +25,6 @@ class StepTables:
 
 def build_tables(
     requests: list[DecodingRequest | None],
-    scored: list[bool],
     block_table: Int32[np.ndarray, "batch max_blocks"],
     num_tokens: Int32[np.ndarray, " batch"],
     *,
@@ -34,12 +33,10 @@ def build_tables(
 ) -> StepTables:
     """Builds the tables of one step.
 
-    A row without a selection keeps its own table. A row that is scored in this step is attended to
-    elsewhere, over all its blocks; here it gets its newest block only, so that it costs nothing.
+    A row without a selection keeps its own table.
 
     Args:
         requests: the decoding request of each row, None for rows that do not decode.
-        scored: rows that are scored in this step.
         block_table: vLLM's table.
         num_tokens: vLLM's lengths.
         num_layer_rows: full-attention layers of the group.
@@ -50,13 +47,8 @@ def build_tables(
     for place, request in enumerate(requests):
         length = int(num_tokens[place])
         blocks = block_table[place, : -(-length // block_tokens)]
-        if request is None or (request.selected is None and not scored[place]):
+        if request is None or request.selected is None:
             tables.append(blocks[None])
-            continue
-        if scored[place]:
-            tail = blocks[-1:]
-            num_keys[place] = length - (blocks.size - 1) * block_tokens
-            tables.append(tail[None])
             continue
         selected = blocks[request.selected]
         tail = blocks[request.num_candidate_blocks :]

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "blockcompact/attend.h"
 #include "blockcompact/parallel.h"
@@ -13,7 +14,7 @@
 namespace blockcompact {
 
 // Mirrored by `_REDUCTIONS` in blockcompact_jax/kernels/block_scores.py.
-enum class BlockReduction : int32_t { kTokens = 0, kMax = 1, kMean = 2, kSum = 3 };
+enum class BlockReduction : int32_t { kTokens = 0, kMax = 1, kMean = 2, kSum = 3, kLogSumExp = 4 };
 
 // The first num_keys tokens of the blocks that `block_table` lists, of one layer of one of the
 // views. Entries past the last key are not looked at.
@@ -38,6 +39,13 @@ struct ScoreCall {
   // [num_query_heads, num_queries, num_entries], with kTokens num_entries * block_tokens. -inf
   // where there is no key. A NaN among the scores of a block makes its score NaN.
   float* scores = nullptr;
+  int64_t row_stride = 0;  // distance of two rows of scores in elements; 0: their columns
+};
+
+// One of several sequences that a call scores.
+struct ScoreSequence {
+  KeyBlocks keys;
+  ScoreCall call;
 };
 
 // Element-wise minimum and maximum of the keys of each block, both NaN where one key is; 0 where
@@ -51,12 +59,16 @@ struct SummaryCall {
 // Nothing is written unless all is valid; the faulty row is a table entry. The bits do not depend
 // on the threads, the layout, or the other queries and entries.
 Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelFor& parallel_for);
+// All sequences at once, of one type; the faulty row counts the entries of all tables.
+Status ScoreSequences(const std::vector<ScoreSequence>& sequences, const ParallelFor& parallel_for);
 Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
                        const ParallelFor& parallel_for);
 
 // The same for a registered pool; the views of `keys` are set here.
 Status PoolScoreBlocks(const PoolRef& pool, KeyBlocks keys, const ScoreCall& call,
                        const ParallelFor& parallel_for);
+Status PoolScoreSequences(const PoolRef& pool, std::vector<ScoreSequence> sequences,
+                          const ParallelFor& parallel_for);
 Status PoolSummarizeBlocks(const PoolRef& pool, KeyBlocks keys, const SummaryCall& call,
                            const ParallelFor& parallel_for);
 
