@@ -1,4 +1,4 @@
-"""The selection of a request against sorting its scores."""
+"""The selection of a sequence against sorting its scores."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from blockcompact_jax.errors import PlanError
 from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.scores import mass_from_log_sum_exp
 from torch_bridge.budget import Budget, parse_budget
-from torch_bridge.vllm.requests import DecodingRequest
-from torch_bridge.vllm.selector import Selector
+from torch_bridge.selector import Selector
 
 B, HEADS, LAYERS, MAX_BLOCKS = 4, 4, 3, 20
-OWN = np.arange(MAX_BLOCKS, dtype=np.int32)
 
 
 def make_selector(budget):
@@ -25,7 +24,7 @@ def make_selector(budget):
         dtype="float32",
         layout="vec",
     )
-    return Selector(geometry, budget, MAX_BLOCKS)
+    return Selector(geometry, budget, MAX_BLOCKS, mass_of=mass_from_log_sum_exp)
 
 
 def brute_force(mass, num_candidates, count):
@@ -66,27 +65,31 @@ def test_SEL_3_a_request_gets_the_best_blocks_and_ties_go_to_the_first(
     log_sum_exps = np.log(mass).astype(np.float32)
     garbage = slice(num_candidates + 1, None)
     log_sum_exps[:, :, garbage], mass[:, :, garbage] = np.nan, 0
-    request = DecodingRequest(physical_blocks=np.zeros(1, np.int32), num_tokens=num_tokens)
 
     selector = make_selector(budget)
-    selector.select(request, OWN, log_sum_exps)
+    selected = selector.choose(log_sum_exps, num_tokens=num_tokens)
 
     applied = max(budget.num_blocks(whole), 2)  # sink and recent always
     count = min(applied - 1, num_candidates)  # the recent block comes without being selected
-    assert request.selected.tolist() == brute_force(mass, num_candidates, count)
-    assert request.num_candidate_blocks == selector.num_candidate_blocks(num_tokens)
-    assert request.num_candidate_blocks == num_candidates
+    assert selected.tolist() == brute_force(mass, num_candidates, count)
+    assert selector.num_candidate_blocks(num_tokens) == num_candidates
     assert selector.needs_all(num_tokens) == (applied >= whole)
 
 
-def test_SEL_4_scores_that_are_not_finite_are_refused_and_the_old_selection_stays():
+def test_SEL_4_scores_that_are_not_finite_are_refused():
     """SEL-4."""
-    request = DecodingRequest(physical_blocks=np.zeros(1, np.int32), num_tokens=10 * B)
     selector = make_selector(Budget(blocks=4))
-    mass = np.random.default_rng(1).random((LAYERS, HEADS, MAX_BLOCKS)).astype(np.float32)
-    selector.select(request, OWN, mass)
-    before = request.selected
-    mass[1, 2, 5] = np.nan
+    scores = np.random.default_rng(1).random((LAYERS, HEADS, MAX_BLOCKS)).astype(np.float32)
+    scores[1, 2, 5] = np.nan
     with pytest.raises(PlanError, match=r"layer 1.*block 5|block 5.*layer 1"):
-        selector.select(request, OWN, mass)
-    assert request.selected is before
+        selector.choose(scores, num_tokens=10 * B)
+
+
+def test_only_blocks_that_are_still_there_are_selected():
+    """Columns of the scores are the sequence's own blocks; names in the result are logical."""
+    selector = make_selector(Budget(blocks=4))
+    own = np.array([0, 3, 4, 7, 9, 10], np.int32)
+    scores = np.full((LAYERS, HEADS, MAX_BLOCKS), -np.inf, np.float32)
+    scores[..., : own.size] = [0, 1, 5, 3, 2, 9]  # the last two are the tail of 10 whole blocks
+    selected = selector.choose(scores, num_tokens=10 * B + 1, own_blocks=own)
+    assert selected.tolist() == [[0, 4, 7]] * LAYERS

@@ -37,7 +37,7 @@ from torch_bridge.huggingface.options import (
 )
 from torch_bridge.huggingface.padding import num_padding_tokens
 from torch_bridge.huggingface.sizes import store_sizes
-from torch_bridge.vllm.selector import Selector
+from torch_bridge.selector import Selector
 
 _FAILED = -1
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from jaxtyping import Int32
 
 from torch_bridge.attend import attend_blocks
 from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.full import FullKV, SkippedBlocks
 from torch_bridge.huggingface.attention import causal_tail_attention
 from torch_bridge.huggingface.sizes import StoreSizes
-from torch_bridge.vllm.requests import DecodingRequest
-from torch_bridge.vllm.selector import Selector
+from torch_bridge.selector import Selector
 
 NUM_SCORED_QUERIES = 16
 """Newest queries of a forward over many tokens that score the blocks."""
@@ -65,14 +65,12 @@ class AttendSequence:
             sizes.max_blocks,
             dtype=torch.float32,
         )
-        self._request = DecodingRequest(physical_blocks=np.empty(0, np.int32), num_tokens=0)
+        self.num_tokens = 0
+        self._selected: Int32[np.ndarray, "row selected"] | None = None
+        self._num_candidate_blocks = 0  # as of the selection
+        self._num_selected_at_tokens = 0
         self._num_scored_queries = 0
         self.num_keys = self.num_full_keys = self.num_scored = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens, those of the present forward included."""
-        return self._request.num_tokens
 
     def begin(self, num_new_tokens: int) -> None:
         """Starts a forward.
@@ -80,21 +78,20 @@ class AttendSequence:
         Args:
             num_new_tokens: its tokens; more than one are always computed with full attention.
         """
-        request = self._request
-        is_decoding = num_new_tokens == 1 and request.num_tokens > 0
-        request.num_tokens += num_new_tokens
-        if self._selector.needs_all(request.num_tokens):
-            request.selected, is_scored = None, False
+        is_decoding = num_new_tokens == 1 and self.num_tokens > 0
+        self.num_tokens += num_new_tokens
+        if self._selector.needs_all(self.num_tokens):
+            self._selected, is_scored = None, False
         else:
-            age = request.num_tokens - request.num_selected_at_tokens
-            is_due = request.selected is None or age >= self._every_tokens
+            age = self.num_tokens - self._num_selected_at_tokens
+            is_due = self._selected is None or age >= self._every_tokens
             is_scored = not is_decoding or is_due
         self._num_scored_queries = min(num_new_tokens, NUM_SCORED_QUERIES) if is_scored else 0
         if is_decoding:
-            self.num_full_keys += request.num_tokens
-            self.num_keys += request.num_tokens
-            if request.selected is not None and not is_scored:
-                num_skipped = request.num_candidate_blocks - request.selected.shape[1]
+            self.num_full_keys += self.num_tokens
+            self.num_keys += self.num_tokens
+            if self._selected is not None and not is_scored:
+                num_skipped = self._num_candidate_blocks - self._selected.shape[1]
                 self.num_keys -= num_skipped * self.full.shape.block_tokens
 
     def append(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -138,7 +135,9 @@ class AttendSequence:
         if not self._num_scored_queries:
             return
         mass = self._mass[:, :, -self._num_scored_queries :].mean(2)
-        self._selector.select(self._request, mass.numpy())
+        self._selected = self._selector.choose(mass.numpy(), num_tokens=self.num_tokens)
+        self._num_candidate_blocks = self._selector.num_candidate_blocks(self.num_tokens)
+        self._num_selected_at_tokens = self.num_tokens
         self.num_scored += 1
 
     def close(self) -> None:
@@ -147,7 +146,6 @@ class AttendSequence:
 
     def _skipped(self, row: int) -> SkippedBlocks | None:
         """What a row leaves out in this forward; a scored forward leaves out nothing."""
-        selected = self._request.selected
-        if selected is None or self._num_scored_queries:
+        if self._selected is None or self._num_scored_queries:
             return None
-        return SkippedBlocks(selected[row], self._request.num_candidate_blocks)
+        return SkippedBlocks(self._selected[row], self._num_candidate_blocks)

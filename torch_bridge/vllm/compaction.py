@@ -14,10 +14,11 @@ from jaxtyping import Bool, Float32, Int32
 
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.scores import mass_from_log_sum_exp
+from torch_bridge.selector import Selector
 from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
 from torch_bridge.vllm.requests import DecodingRequest, RequestTracker, RetainedRequests
-from torch_bridge.vllm.selector import Selector
 from torch_bridge.vllm.steps import StepTables, build_tables
 
 
@@ -153,8 +154,10 @@ class GroupCompaction:
             geometry,
             config.budget,
             -(-max_tokens // self._block_tokens),
+            mass_of=mass_from_log_sum_exp,
             is_shared=is_retaining,
         )
+        self._is_retaining = is_retaining
         self._blocks = KVBlocks(layout=layout, num_layer_rows=geometry.num_rows)
         self._scoring: list[ScoredRequest] = []
         self.counts = AttendCounts()
@@ -242,6 +245,14 @@ class GroupCompaction:
 
     def _finish_scoring(self) -> None:
         for scored in self._scoring:
-            self._selector.select(scored.request, scored.own_blocks, scored.log_sum_exps)
+            self._select(scored)
             self._tracker.schedule(scored.request, every_tokens=self._every_tokens)
         self._scoring = []
+
+    def _select(self, scored: ScoredRequest) -> None:
+        request = scored.request
+        request.selected = self._selector.choose(
+            scored.log_sum_exps, num_tokens=request.num_tokens, own_blocks=scored.own_blocks
+        )
+        request.num_candidate_blocks = self._selector.num_candidate_blocks(request.num_tokens)
+        request.is_retained = self._is_retaining

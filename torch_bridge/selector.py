@@ -1,7 +1,8 @@
-"""Selects each request's blocks from the attention mass of its own newest query."""
+"""Selects blocks of one sequence for every full-attention layer, for all engines."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,32 +13,46 @@ from jaxtyping import Float32, Int32
 
 from blockcompact_jax.errors import Result, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.scores import mass_from_log_sum_exp, reduce_heads
+from blockcompact_jax.scores import reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
 from torch_bridge.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from torch_bridge.policy import selection_policy
-from torch_bridge.vllm.requests import DecodingRequest
+
+MassOf = Callable[[Any], Any]
+"""Traceable: scores [row, query_head, block] to attention mass of the same shape."""
+
+
+def _as_they_are(scores: Any) -> Any:
+    return scores
 
 
 class Selector:
-    """Chooses the blocks of the full-attention layers of one KV-cache group.
+    """Chooses the blocks of full-attention layers that share one block size.
 
     Attributes:
         max_blocks: columns that scores must have.
     """
 
     def __init__(
-        self, geometry: ModelGeometry, budget: Budget, max_blocks: int, *, is_shared: bool = False
+        self,
+        geometry: ModelGeometry,
+        budget: Budget,
+        max_blocks: int,
+        *,
+        mass_of: MassOf = _as_they_are,
+        is_shared: bool = False,
     ) -> None:
         """Compiles nothing yet; `warm_up` does.
 
         Args:
-            geometry: of the group's layers.
+            geometry: of the layers.
             budget: blocks of a layer.
             max_blocks: of the longest sequence.
-            is_shared: whether all layers select the same blocks, by the mean of their scores.
+            mass_of: what turns scores into attention mass; by default they are mass.
+            is_shared: whether all layers select the same blocks, by the mean of their mass.
         """
         self.max_blocks = max_blocks
+        self._mass_of = mass_of
         self._is_shared = is_shared
         self._geometry = geometry
         self._budget = budget
@@ -55,60 +70,60 @@ class Selector:
     def warm_up(self) -> None:
         """Compiles the selection, so that no step pays for it."""
         heads = self._geometry.layer_geometry(self._geometry.full_layers[0]).num_query_heads
-        self._select(np.zeros((self._geometry.num_rows, heads, self.max_blocks), np.float32), 0, 0)
+        shape = (self._geometry.num_rows, heads, self.max_blocks)
+        self.choose(np.zeros(shape, np.float32), num_tokens=0)
 
-    def select(
+    def choose(
         self,
-        request: DecodingRequest,
-        own_blocks: Int32[np.ndarray, " own"],
-        log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"],
-    ) -> None:
-        """Gives a request its new selection.
+        scores: Float32[np.ndarray, "row query_head max_blocks"],
+        *,
+        num_tokens: int,
+        own_blocks: Int32[np.ndarray, " own"] | None = None,
+    ) -> Int32[np.ndarray, "row selected"]:
+        """Selects the blocks of a sequence.
 
         Args:
-            request: as of the step that was scored.
-            own_blocks: logical blocks that were scored, ascending; others are not selected.
-            log_sum_exps: of the scaled scores of the step's query in each of them; -inf past the
-                last.
+            scores: Of its logical blocks, or of `own_blocks` in their order.
+            num_tokens: Its length; the tail behind `num_candidate_blocks` of it is not selected.
+            own_blocks: Logical blocks that have scores, ascending; None for all.
+
+        Returns:
+            Logical blocks, ascending, equally many in every layer.
 
         Raises:
-            PlanError: for scores that are not finite; the request keeps its old selection.
+            PlanError: For scores of candidates that are not finite.
         """
-        num_tokens = request.num_tokens
         num_candidates = self.num_candidate_blocks(num_tokens)
+        if own_blocks is not None:
+            num_candidates = int(np.searchsorted(own_blocks, num_candidates))
         budget = effective_budget_blocks(self._budget, num_tokens // self._geometry.block_tokens)
-        num_columns = int(np.searchsorted(own_blocks, num_candidates))
-        want = self._select(log_sum_exps, num_columns, budget)
-        request.selected = own_blocks[np.sort(want, axis=1)]
-        request.is_retained = self._is_shared
-        request.num_candidate_blocks = num_candidates
-
-    def _select(
-        self, log_sum_exps: Float32[np.ndarray, "row head block"], num_candidates: int, budget: int
-    ) -> Int32[np.ndarray, "row want"]:
         want, num_want, result = _select(
-            log_sum_exps,
+            scores,
             np.int32(num_candidates),
             np.int32(budget),
             geometry=self._geometry,
             policy=self._policy,
+            mass_of=self._mass_of,
             is_shared=self._is_shared,
         )
         raise_for_result(result)
-        return np.asarray(want)[:, : int(np.asarray(num_want)[0])]  # budgets are uniform
+        num_selected = int(np.asarray(num_want)[0])  # budgets are uniform
+        columns = np.sort(np.asarray(want)[:, :num_selected], axis=1)
+        return columns if own_blocks is None else own_blocks[columns]
 
 
-@partial(jax.jit, static_argnames=("geometry", "policy", "is_shared"))
+@partial(jax.jit, static_argnames=("geometry", "policy", "mass_of", "is_shared"))
 def _select(
-    log_sum_exps: Any,
+    scores: Any,
     num_candidates: Any,
     budget: Any,
     *,
     geometry: ModelGeometry,
     policy: SelectionPolicy,
+    mass_of: MassOf,
     is_shared: bool,
 ) -> tuple[jax.Array, jax.Array, Result]:
-    mass = mass_from_log_sum_exp(log_sum_exps)
+    mass = mass_of(scores)
     if is_shared:  # one layer with the query heads of all
         num_rows, num_heads, num_blocks = mass.shape
         mass = jnp.broadcast_to(
