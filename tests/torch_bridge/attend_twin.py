@@ -15,6 +15,7 @@ class AttendTwin:
     def __init__(self, *, fraction, every_tokens, block_tokens, padding):
         self.fraction, self.every, self.size = fraction, every_tokens, block_tokens
         self.padding = padding
+        self.newest = {}  # (layer, row) -> newest queries
         self.chosen = {}  # (layer, row) -> (selected blocks, candidate blocks, tokens then)
         self.num_keys = dict.fromkeys(range(len(padding)), 0)
 
@@ -48,8 +49,17 @@ class AttendTwin:
             visible &= self._attended(layer, row, num_queries, num_columns)
         weights = torch.softmax(logits.masked_fill(~visible, -math.inf), -1).nan_to_num()
         if window is None:
-            self._choose(layer, row, weights[:, num_hidden and -num_queries :, num_hidden:])
+            num_tokens = num_columns - num_hidden
+            before = self.newest.get((layer, row), query[:, :0])
+            newest = torch.cat([before, query[:, -num_tokens:]], 1)[:, -NUM_SCORED_QUERIES:]
+            self.newest[layer, row] = newest
+            self._choose(layer, row, self._weights(newest, key[:, num_hidden:], scaling))
         return weights @ value.double()
+
+    def _weights(self, query, key, scaling):
+        logits = scaling * query.double() @ key.double().transpose(1, 2)
+        own = torch.arange(key.shape[1] - query.shape[1], key.shape[1])[:, None]
+        return torch.softmax(logits.masked_fill(torch.arange(key.shape[1]) > own, -math.inf), -1)
 
     def _attended(self, layer, row, num_queries, num_columns):
         num_tokens = num_columns - self.padding[row]
@@ -74,7 +84,7 @@ class AttendTwin:
         budget, num_candidates = self._budget(num_tokens), num_tokens // self.size - 1
         if not self.is_scored or budget > num_candidates:
             return
-        scored = weights[:, -min(NUM_SCORED_QUERIES, num_tokens) :].mean((0, 1))
+        scored = weights.mean((0, 1))
         mass = [
             float(scored[b * self.size : (b + 1) * self.size].sum()) for b in range(num_candidates)
         ]

@@ -14,7 +14,7 @@ from torch_bridge.huggingface.sizes import StoreSizes
 from torch_bridge.selector import Selector
 
 NUM_SCORED_QUERIES = 16
-"""Newest queries of a forward over many tokens that score the blocks."""
+"""Newest queries of a sequence that score its blocks: one alone sees too little of what comes."""
 
 
 class AttendSequence:
@@ -69,6 +69,7 @@ class AttendSequence:
         self._selected: Int32[np.ndarray, "row selected"] | None = None
         self._num_candidate_blocks = 0  # as of the selection
         self._num_selected_at_tokens = 0
+        self._newest_queries: list[torch.Tensor | None] = [None] * sizes.geometry.num_rows
         self._num_scored_queries = 0
         self.num_keys = self.num_full_keys = self.num_scored = 0
 
@@ -86,7 +87,7 @@ class AttendSequence:
             age = self.num_tokens - self._num_selected_at_tokens
             is_due = self._selected is None or age >= self._every_tokens
             is_scored = not is_decoding or is_due
-        self._num_scored_queries = min(num_new_tokens, NUM_SCORED_QUERIES) if is_scored else 0
+        self._num_scored_queries = min(self.num_tokens, NUM_SCORED_QUERIES) if is_scored else 0
         if is_decoding:
             self.num_full_keys += self.num_tokens
             self.num_keys += self.num_tokens
@@ -111,30 +112,45 @@ class AttendSequence:
         if num_queries > 1 or self._is_gathering:
             key, value = self.full.read(row, self.num_tokens, self._skipped(row))
             out.copy_(causal_tail_attention(query[None], key[None], value[None], scale)[0])
-            self.score(row, query, scale)
-            return
-        segments = self.full.segments(row, self.num_tokens, self._skipped(row))
-        mass = self._mass[row, :, -1:] if self._num_scored_queries else None
-        attend_blocks(query, segments, out=out, scale=scale, mass=mass)
+        else:
+            segments = self.full.segments(row, self.num_tokens, self._skipped(row))
+            attend_blocks(query, segments, out=out, scale=scale)
+        self.score(row, query, scale)
 
     def score(self, row: int, query: torch.Tensor, scale: float) -> None:
-        """Scores a row whose output comes from elsewhere, where this forward is scored."""
+        """Remembers a row's queries, and scores its blocks where this forward is scored.
+
+        Args:
+            row: full-attention layer row.
+            query: [num_query_heads, num_new, head_dim] of the forward.
+            scale: softmax scale.
+        """
+        newest = self._remember(row, query)
         if not self._num_scored_queries:
             return
-        newest = query[:, -self._num_scored_queries :]
         attend_blocks(
             newest,
             self.full.segments(row, self.num_tokens),
             out=torch.empty_like(newest),
             scale=scale,
-            mass=self._mass[row, :, -self._num_scored_queries :],
+            mass=self._mass[row, :, : self._num_scored_queries],
         )
+
+    def _remember(self, row: int, query: torch.Tensor) -> torch.Tensor:
+        newest = query[:, -NUM_SCORED_QUERIES:]
+        before = self._newest_queries[row]
+        if before is None:
+            newest = newest.clone()
+        else:
+            newest = torch.cat([before, newest], 1)[:, -NUM_SCORED_QUERIES:]
+        self._newest_queries[row] = newest
+        return newest
 
     def finish(self) -> None:
         """Ends a forward: its scores, if any, become the selection."""
         if not self._num_scored_queries:
             return
-        mass = self._mass[:, :, -self._num_scored_queries :].mean(2)
+        mass = self._mass[:, :, : self._num_scored_queries].mean(2)
         self._selected = self._selector.choose(mass.numpy(), num_tokens=self.num_tokens)
         self._num_candidate_blocks = self._selector.num_candidate_blocks(self.num_tokens)
         self._num_selected_at_tokens = self.num_tokens
