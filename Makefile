@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= models,remote,dev
+EXTRAS ?= models,remote,sweep,dev
 ARGS ?=
 PYTEST_ARGS ?=
 

@@ -33,6 +33,11 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def origin() -> dict[str, object]:
+    """What every stored result says of itself: machine, versions, hashes of the sources."""
+    return {"machine": machine(), "versions": package_versions(), "sources": source_hashes()}
+
+
 def now() -> str:
     """The time in UTC, in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

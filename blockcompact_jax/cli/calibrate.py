@@ -75,7 +75,7 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
 
 
 def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> dict[str, Any]:
-    from blockcompact_jax.provenance import machine, package_versions, source_hashes
+    from blockcompact_jax.provenance import origin
     from torch_bridge.huggingface.calibrate import calibrate as measure
     from torch_bridge.huggingface.run import DTYPES
     from torch_bridge.models.load import load_model
@@ -107,9 +107,7 @@ def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> di
         "block_tokens": options.block_tokens,
         "seed": options.seed,
         **found.to_dict(),
-        "machine": machine(),
-        "versions": package_versions(),
-        "sources": source_hashes(),
+        **origin(),
     }
 
 

@@ -89,7 +89,7 @@ def compare(  # noqa: PLR0917  # options, in the order --help shows them
 
 
 def _compare(options: Any) -> dict[str, Any]:
-    from blockcompact_jax.provenance import machine, package_versions, source_hashes
+    from blockcompact_jax.provenance import origin
     from torch_bridge.huggingface.forced import compare_forced
     from torch_bridge.huggingface.run import DTYPES
     from torch_bridge.models.load import load_model
@@ -102,9 +102,7 @@ def _compare(options: Any) -> dict[str, Any]:
         "configuration": {**vars(options), **texts},
         "seed": options.seed,
         **found.to_dict(),
-        "machine": machine(),
-        "versions": package_versions(),
-        "sources": source_hashes(),
+        **origin(),
     }
 
 

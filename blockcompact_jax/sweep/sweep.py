@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from blockcompact_jax.errors import CompactionError
-from blockcompact_jax.provenance import machine, now, package_versions, source_hashes
+from blockcompact_jax.provenance import now, origin
 from blockcompact_jax.sweep.grid import Configuration, configuration_hash
 from blockcompact_jax.sweep.store import SCHEMA, ResultFile
 
@@ -71,14 +71,13 @@ def run_sweep(
     Raises:
         CompactionError: if `results` were made by other sources: they would be mixed silently.
     """
-    sources = source_hashes()
-    stored = next((row for row in results.rows if row["sources"] != sources), None)
+    here = origin()
+    stored = next((row for row in results.rows if row["sources"] != here["sources"]), None)
     if stored is not None:
         raise CompactionError(
             f"`out` is {str(results.path)!r}, whose results were made by other sources of this "
             "package; give another file, and compare the two with `blockcompact sweep diff`."
         )
-    origin = {"sources": sources, "versions": package_versions(), "machine": machine()}
     completed = results.completed()
     open_ones = [each for each in configurations if configuration_hash(each) not in completed]
     failures: list[tuple[Configuration, str]] = []
@@ -86,7 +85,7 @@ def run_sweep(
     observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))
     for number, configuration in enumerate(open_ones, start=1):
         row = _run_one(configuration, engine)
-        results.append({**row, **origin})
+        results.append({**row, **here})
         if row["error"] is not None:
             failures.append((configuration, row["error"]))
         observer.on_progress(number)

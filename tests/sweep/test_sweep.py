@@ -118,7 +118,7 @@ def test_MON_1_results_of_other_sources_are_not_mixed(tmp_path, monkeypatch):
     """MON-1: one file never holds the results of two versions of the code."""
     path = tmp_path / "s.jsonl"
     sweep(path, CountingEngine(), CONFIGURATIONS[:1])
-    monkeypatch.setattr(sweep_module, "source_hashes", lambda: {"blockcompact_jax": "other"})
+    monkeypatch.setattr(sweep_module, "origin", lambda: {"sources": {"blockcompact_jax": "other"}})
     engine = CountingEngine()
     with pytest.raises(CompactionError, match="other sources"):
         sweep(path, engine)
