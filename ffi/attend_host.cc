@@ -88,7 +88,7 @@ void DefineAttend(py::module_& module) {
       [](const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); },
       py::arg("array").noconvert());
   module.def("num_threads", &NumHostThreads);
-  module.def("use_open_mp_threads", &UseOpenMpThreads, py::arg("is_used"));
+  module.def("has_open_mp_threads", &HasOpenMpThreads);
 }
 
 }  // namespace blockcompact_ffi

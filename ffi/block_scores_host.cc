@@ -82,7 +82,7 @@ blockcompact::RowsAt<const std::byte> RowsOf(const py::handle& rows, int64_t ele
 // Sequences are (block table, num_keys, queries, address of the scores).
 py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py::sequence& given,
                              const py::tuple& shape, float scale, int64_t reduction,
-                             int64_t row_stride) {
+                             int64_t row_stride, bool is_on_open_mp) {
   blockcompact::ScoreCall call;
   call.num_query_heads = shape[0].cast<int64_t>();
   call.num_queries = shape[1].cast<int64_t>();
@@ -103,7 +103,8 @@ py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py
     call.scores = reinterpret_cast<float*>(sequence[3].cast<uintptr_t>());
     sequences.push_back({KeysOf(layer, table, sequence[1].cast<int64_t>()), call});
   }
-  const blockcompact::ParallelFor parallel_for = HostParallelFor(std::nullopt);
+  const blockcompact::ParallelFor parallel_for =
+      is_on_open_mp ? OpenMpParallelFor() : HostParallelFor(std::nullopt);
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
@@ -140,7 +141,7 @@ void DefineBlockScores(py::module_& module) {
              py::arg("scores").noconvert(), py::arg("num_threads"));
   module.def("pool_score_sequences", &PoolScoreSequences, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("sequences"), py::arg("shape"), py::arg("scale"),
-             py::arg("reduction"), py::arg("row_stride"));
+             py::arg("reduction"), py::arg("row_stride"), py::arg("is_on_open_mp"));
   module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert(),

@@ -1,6 +1,7 @@
 #include "host_threads.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -40,7 +41,11 @@ int64_t DefaultNumThreads() {
 // of a team and returns when all are done. 0 threads: as many as the runtime is set to.
 using OpenMpParallel = void (*)(void (*function)(void*), void* data, unsigned num_threads,
                                 unsigned flags);
-std::atomic<OpenMpParallel> open_mp_parallel{nullptr};
+std::atomic<pid_t> open_mp_user{0};  // the process that spread tasks over its threads
+
+OpenMpParallel FindOpenMp() {
+  return reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+}
 
 void OnOpenMpThreads(OpenMpParallel parallel, int64_t num_tasks, const blockcompact::Task& task) {
   struct Shared {
@@ -98,24 +103,10 @@ int64_t NumHostThreads() {
   return default_num_threads;
 }
 
-bool UseOpenMpThreads(bool is_used) {
-  const auto parallel =
-      is_used ? reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")) : nullptr;
-  open_mp_parallel.store(parallel, std::memory_order_relaxed);
-  return parallel != nullptr;
-}
-
 blockcompact::ParallelFor HostParallelFor(std::optional<int64_t> num_threads) {
   if (num_threads.has_value() && (*num_threads < 1 || *num_threads > kMaxThreads)) {
     throw std::invalid_argument("`num_threads` is " + std::to_string(*num_threads) +
                                 "; it must be in [1, 1024], or None for the default");
-  }
-  const OpenMpParallel open_mp = open_mp_parallel.load(std::memory_order_relaxed);
-  if (open_mp != nullptr && !num_threads.has_value()) {
-    return [open_mp](int64_t num_tasks, const blockcompact::Task& task) {
-      if (num_tasks <= 1) return blockcompact::SerialFor(num_tasks, task);
-      OnOpenMpThreads(open_mp, num_tasks, task);
-    };
   }
   const int64_t max_threads = num_threads.has_value() ? *num_threads : NumHostThreads();
   return [max_threads](int64_t num_tasks, const blockcompact::Task& task) {
@@ -125,6 +116,25 @@ blockcompact::ParallelFor HostParallelFor(std::optional<int64_t> num_threads) {
     PerProcess<Helpers>().Offer(num_helpers, tasks);
     tasks->Work();
     tasks->Wait();
+  };
+}
+
+bool HasOpenMpThreads() {
+  const pid_t user = open_mp_user.load(std::memory_order_relaxed);
+  return FindOpenMp() != nullptr && (user == 0 || user == getpid());
+}
+
+blockcompact::ParallelFor OpenMpParallelFor() {
+  if (!HasOpenMpThreads()) {
+    throw std::invalid_argument(
+        "`is_on_open_mp` is True; expected a process with an OpenMP runtime that all libraries "
+        "see, "
+        "and no forked child of one that used it; ask `has_open_mp_threads()` first");
+  }
+  open_mp_user.store(getpid(), std::memory_order_relaxed);
+  return [parallel = FindOpenMp()](int64_t num_tasks, const blockcompact::Task& task) {
+    if (num_tasks <= 1) return blockcompact::SerialFor(num_tasks, task);
+    OnOpenMpThreads(parallel, num_tasks, task);
   };
 }
 

@@ -22,10 +22,10 @@ from blockcompact_jax.kernels.block_scores import pool_score_blocks as pool_scor
 from blockcompact_jax.kernels.block_scores import pool_summarize_blocks as pool_summarize_blocks
 from blockcompact_jax.kernels.block_scores import score_blocks as score_blocks
 from blockcompact_jax.kernels.block_scores import summarize_blocks as summarize_blocks
+from blockcompact_jax.kernels.host_attend import has_open_mp_threads as has_open_mp_threads
 from blockcompact_jax.kernels.host_attend import host_pool_attend as host_pool_attend
 from blockcompact_jax.kernels.host_attend import host_pool_attend_at as host_pool_attend_at
 from blockcompact_jax.kernels.host_attend import num_threads as num_threads
-from blockcompact_jax.kernels.host_attend import use_open_mp_threads as use_open_mp_threads
 from blockcompact_jax.kernels.host_block_scores import (
     host_pool_score_blocks as host_pool_score_blocks,
 )

@@ -153,18 +153,13 @@ def num_threads() -> int:
     return load_native().num_threads()
 
 
-def use_open_mp_threads(*, is_used: bool = True) -> bool:
-    """Switches host calls over to the OpenMP threads that this process has already, or back.
+def has_open_mp_threads() -> bool:
+    """Whether calls may run on the OpenMP threads that this process has already.
 
-    Beside an engine whose own kernels run on OpenMP (torch on CPUs), threads of ours would share
-    the processors with its workers, which spin for a while after each of its kernels. A call that
-    names no number of threads then takes as many as OpenMP is set to. Results do not depend on it.
-
-    Returns:
-        Whether the calls run on OpenMP threads from now on; False, and threads of this package,
-        where `is_used` is False or no OpenMP runtime is loaded for all libraries to see.
+    Not without an OpenMP runtime that all libraries see, and not in a forked child of a process
+    that ran such a call: the child's runtime has lost its threads.
     """
-    return load_native().use_open_mp_threads(is_used)
+    return load_native().has_open_mp_threads()
 
 
 def _number(value: int | AnyArray) -> Any:

@@ -75,6 +75,7 @@ def host_pool_score_sequences_at(
     row_stride: int,
     layer: int = 0,
     scale: float = 1.0,
+    is_on_open_mp: bool = False,
 ) -> tuple[int, int]:
     """`pool_score_blocks` of several sequences in one call, on addresses.
 
@@ -90,13 +91,18 @@ def host_pool_score_sequences_at(
             least as many as the entries of any of the tables.
         layer: Place on the pool's layer axis.
         scale: As `pool_score_blocks`.
+        is_on_open_mp: Whether the work is spread over the OpenMP threads of the process, as many as
+            OpenMP is set to, not over `num_threads()` of ours. Beside an engine whose own kernels
+            run on them (torch on CPUs), threads of ours would share the processors with their
+            workers, which spin for a while after each kernel. Results do not depend on it.
 
     Returns:
         Code and faulty entry, counted over all tables, as in a status; a refused call has written
         nothing.
 
     Raises:
-        ValueError: For rows that would overlap and for tables that are not dense int32 numpy.
+        ValueError: For rows that would overlap and for tables that are not dense int32 numpy;
+            for OpenMP threads where `has_open_mp_threads()` is False.
     """
     most = max((sequence.block_table.size for sequence in sequences), default=0)
     if row_stride < most:
@@ -110,6 +116,7 @@ def host_pool_score_sequences_at(
         scale,
         check_reduction(block_reduction),
         row_stride,
+        is_on_open_mp,
     )
 
 

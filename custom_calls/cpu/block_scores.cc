@@ -4,15 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <shared_mutex>
 #include <vector>
 
 #include "attend_tiles.h"
 #include "blockcompact/attend_kernels.h"
-#include "blockcompact/open_transfers.h"
-#include "blockcompact/pool.h"
 #include "blockcompact/prefetch.h"
+#include "key_blocks.h"
 #include "scratch.h"
 
 namespace blockcompact {
@@ -21,44 +18,7 @@ namespace {
 constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
 constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
-constexpr int64_t kMinTaskTokens = 512;
-constexpr int64_t kMaxTaskTokens = 4096;
-constexpr int64_t kMinTasks = 16;  // of a call, where it has as many keys
 static_assert(kPartTokens <= kChunkTokens);
-
-const BlockShape& ShapeOf(const KeyBlocks& keys) {
-  return keys.plain != nullptr ? keys.plain->shape : keys.packed->shape;
-}
-
-int64_t NumUsedEntries(const KeyBlocks& keys) {
-  const int64_t block_tokens = ShapeOf(keys).block_tokens;
-  return (keys.num_keys + block_tokens - 1) / block_tokens;
-}
-
-Status CheckKeys(const KeyBlocks& keys, AttendType type) {
-  const BlockShape& shape = ShapeOf(keys);
-  if (shape.element_bytes != static_cast<int64_t>(type)) return {StatusCode::kShapeMismatch, -1};
-  const int64_t num_layers = keys.plain ? keys.plain->num_layers() : keys.packed->num_layers();
-  const int64_t num_blocks = keys.plain ? keys.plain->num_blocks : keys.packed->num_blocks;
-  if (keys.layer < 0 || keys.layer >= num_layers) return {StatusCode::kLayerOutOfRange, -1};
-  if (keys.num_keys < 0 || keys.num_keys > keys.num_entries * shape.block_tokens) {
-    return {StatusCode::kNumKeysOutOfRange, -1};
-  }
-  for (int64_t entry = 0; entry < NumUsedEntries(keys); ++entry) {
-    const int64_t block = keys.block_table[entry];
-    if (block < 0 || block >= num_blocks) return {StatusCode::kFromBlockOutOfRange, entry};
-  }
-  return {};
-}
-
-KeySequence SequenceOf(const KeyBlocks& keys) {
-  KeySequence sequence;
-  sequence.num_segments = 1;
-  sequence.num_keys = keys.num_keys;
-  sequence.segments[0] = {keys.plain, keys.packed,   keys.layer, keys.block_table,
-                          0,          keys.num_keys, 0};
-  return sequence;
-}
 
 int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {
   const bool is_by_token = call.reduction == BlockReduction::kTokens;
@@ -87,8 +47,11 @@ void LogSumExps(const AttendKernels& kernels, const BlocksJob& job) {
   }
 }
 
+// NaN where one is, -inf where both are.
 float LogAddExp(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<float>::quiet_NaN();
   const float maximum = std::max(a, b);
+  if (maximum == kNoKey) return kNoKey;
   return maximum + std::log1p(std::exp(std::min(a, b) - maximum));
 }
 
@@ -252,86 +215,6 @@ class ScoreTask {
 };
 
 // Order-preserving integers of float bits; NaN are the outermost.
-int32_t OrderOf(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
-
-// Bits of the bounds, of bf16 in the upper half.
-struct Bounds {
-  uint32_t minimum;
-  uint32_t maximum;
-};
-
-Bounds BoundsOf(int32_t minimum, int32_t maximum) {
-  constexpr int32_t kInfinity = 0x7F800000;
-  constexpr uint32_t kNan = 0x7FC00000;
-  const bool has_nan = maximum > kInfinity || minimum < OrderOf(~0x7FFFFFFF | kInfinity);
-  if (has_nan) return {kNan, kNan};
-  return {static_cast<uint32_t>(OrderOf(minimum)), static_cast<uint32_t>(OrderOf(maximum))};
-}
-
-void WriteKey(AttendType type, uint32_t bits, std::byte* to) {
-  if (type == AttendType::kF32) {
-    std::memcpy(to, &bits, sizeof(bits));
-  } else {
-    const auto half = static_cast<uint16_t>(bits >> 16);
-    std::memcpy(to, &half, sizeof(half));
-  }
-}
-
-void SummarizeEntry(const KeyBlocks& keys, const SummaryCall& call, const AttendKernels& kernels,
-                    int64_t kv_head, int64_t entry) {
-  const BlockShape& shape = ShapeOf(keys);
-  const int64_t dims_padded = PaddedDims(shape.head_dim);
-  const int64_t tile_bytes = kTileTokens * dims_padded * shape.element_bytes;
-  thread_local Scratch scratch;
-  scratch.Reset(2 * tile_bytes + 8 * dims_padded, 4);
-  auto* tile = scratch.Take<std::byte>(tile_bytes);
-  const KeySequence sequence = SequenceOf(keys);
-  const TileReader reader(sequence, kernels, kv_head, scratch.Take<std::byte>(tile_bytes));
-  auto* minimum = scratch.Take<int32_t>(dims_padded);
-  auto* maximum = scratch.Take<int32_t>(dims_padded);
-  std::fill_n(minimum, dims_padded, std::numeric_limits<int32_t>::max());
-  std::fill_n(maximum, dims_padded, std::numeric_limits<int32_t>::min());
-  const int64_t end = std::min(keys.num_keys, (entry + 1) * shape.block_tokens);
-  for (int64_t key = entry * shape.block_tokens; key < end; key += kTileTokens) {
-    kernels.bounds(
-        {reader.K(key, tile), std::min(kTileTokens, end - key), dims_padded, minimum, maximum});
-  }
-  const int64_t first = (kv_head * keys.num_entries + entry) * shape.head_dim;
-  for (int64_t d = 0; d < shape.head_dim; ++d) {
-    const Bounds bounds = BoundsOf(minimum[d], maximum[d]);
-    WriteKey(call.type, bounds.minimum, call.min_keys + (first + d) * shape.element_bytes);
-    WriteKey(call.type, bounds.maximum, call.max_keys + (first + d) * shape.element_bytes);
-  }
-}
-
-int64_t EntriesOfTask(const KeyBlocks& keys) {
-  const BlockShape& shape = ShapeOf(keys);
-  const int64_t tokens =
-      std::clamp(keys.num_keys * shape.num_heads / kMinTasks, kMinTaskTokens, kMaxTaskTokens);
-  return std::max<int64_t>(1, tokens / shape.block_tokens);
-}
-
-// Looks the pool up, locks it for reading, and runs the call with its views.
-template <typename Call>
-Status OnPool(const PoolRef& ref, const Call& call) {
-  const std::shared_ptr<Pool> pool = FindPool(ref.pool_id);
-  if (pool == nullptr) return {StatusCode::kUnknownPool, -1};
-  const std::shared_lock<std::shared_mutex> lock(pool->mutex);
-  if (pool->generation != ref.ord) return {StatusCode::kStaleOrd, -1};
-  return call(*pool);
-}
-
-// Sets the views of the keys and checks them; refused where a transfer writes blocks that would be
-// read.
-Status CheckOnPool(const Pool& pool, AttendType type, KeyBlocks* keys) {
-  keys->plain = pool.plain();
-  keys->packed = pool.packed();
-  const Status status = CheckKeys(*keys, type);
-  if (!status.ok()) return status;
-  return CheckNotOpen(pool, Access::kRead,
-                      {NumUsedEntries(*keys), keys->block_table, /*layer=*/nullptr, keys->layer});
-}
-
 // The status of one sequence of several, whose table begins at entry `first`.
 Status AfterEntries(Status status, int64_t first) {
   if (!status.ok() && status.row >= 0) status.row += static_cast<decltype(status.row)>(first);
@@ -405,32 +288,6 @@ Status ScoreBlocks(const KeyBlocks& keys, const ScoreCall& call, const ParallelF
   return ScoreSequences({{keys, call}}, parallel_for);
 }
 
-Status SummarizeBlocks(const KeyBlocks& keys, const SummaryCall& call,
-                       const ParallelFor& parallel_for) {
-  const Status status = CheckKeys(keys, call.type);
-  if (!status.ok()) return status;
-  const BlockShape& shape = ShapeOf(keys);
-  const int64_t entry_bytes = shape.token_bytes();
-  const int64_t num_used = NumUsedEntries(keys);
-  const auto num_unused_bytes = static_cast<size_t>((keys.num_entries - num_used) * entry_bytes);
-  for (int64_t head = 0; head < shape.num_heads; ++head) {
-    const int64_t unused = (head * keys.num_entries + num_used) * entry_bytes;
-    std::memset(call.min_keys + unused, 0, num_unused_bytes);
-    std::memset(call.max_keys + unused, 0, num_unused_bytes);
-  }
-  const AttendKernels kernels = ChosenAttendKernels(call.type, PaddedDims(shape.head_dim));
-  const int64_t entries_per_task = EntriesOfTask(keys);
-  const int64_t num_ranges = (num_used + entries_per_task - 1) / entries_per_task;
-  parallel_for(num_ranges * shape.num_heads, [&](int64_t task) {
-    const int64_t first_entry = task / shape.num_heads * entries_per_task;
-    const int64_t last_entry = std::min(num_used, first_entry + entries_per_task);
-    for (int64_t entry = first_entry; entry < last_entry; ++entry) {
-      SummarizeEntry(keys, call, kernels, task % shape.num_heads, entry);
-    }
-  });
-  return {};
-}
-
 Status PoolScoreSequences(const PoolRef& ref, std::vector<ScoreSequence> sequences,
                           const ParallelFor& parallel_for) {
   return OnPool(ref, [&](const Pool& pool) {
@@ -447,14 +304,6 @@ Status PoolScoreSequences(const PoolRef& ref, std::vector<ScoreSequence> sequenc
 Status PoolScoreBlocks(const PoolRef& pool, KeyBlocks keys, const ScoreCall& call,
                        const ParallelFor& parallel_for) {
   return PoolScoreSequences(pool, {{keys, call}}, parallel_for);
-}
-
-Status PoolSummarizeBlocks(const PoolRef& ref, KeyBlocks keys, const SummaryCall& call,
-                           const ParallelFor& parallel_for) {
-  return OnPool(ref, [&](const Pool& pool) {
-    const Status status = CheckOnPool(pool, call.type, &keys);
-    return status.ok() ? SummarizeBlocks(keys, call, parallel_for) : status;
-  });
 }
 
 }  // namespace blockcompact

@@ -1,5 +1,7 @@
 """Scores and bounds of blocks straight from their keys, against float64 and exact bytes."""
 
+import multiprocessing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from blockcompact_jax.kernels import (
     Layout,
     RowsAt,
     ScoreSequence,
+    has_open_mp_threads,
     host_pool_score_blocks,
     host_pool_score_sequences_at,
     host_pool_summarize_blocks,
@@ -18,7 +21,6 @@ from blockcompact_jax.kernels import (
     raise_for_status,
     score_blocks,
     summarize_blocks,
-    use_open_mp_threads,
 )
 from blockcompact_jax.kernels.block_scores_reference import (
     reference_score_blocks,
@@ -190,11 +192,14 @@ def test_arrays_score_and_summarize_as_pools_do(layout, dtype, rng):
     np.testing.assert_array_equal(reduced[0], np.asarray(scored.scores).max((0, 1)))
 
 
-def test_SEL_4_a_nan_key_shows_in_its_block_alone(impl, rng):
+@pytest.mark.parametrize(("block", "place"), [(32, 8), (544, 3), (544, 300), (544, 543)])
+def test_SEL_4_a_nan_key_shows_in_its_block_alone(impl, rng, block, place):
     """SEL-4: a NaN must reach the selection, which refuses it; no reduction may hide it."""
-    sequence = random_sequence(rng, BF16, kv_heads=1, group=2, num_queries=2, num_keys=96, dims=32)
-    sequence.keys[0, 40, 3] = np.nan
-    with pools_of(rng, sequence, [(96, 32, "amx")]) as (segment,):
+    sequence = random_sequence(
+        rng, BF16, kv_heads=1, group=2, num_queries=2, num_keys=3 * block, dims=32
+    )
+    sequence.keys[0, block + place, 3] = np.nan
+    with pools_of(rng, sequence, [(3 * block, block, "amx")]) as (segment,):
         for reduction in REDUCTIONS[1:]:
             result = host_pool_score_blocks(sequence.queries, segment, block_reduction=reduction)
             assert np.isnan(result.scores[..., 1]).all()
@@ -235,7 +240,7 @@ def test_bits_depend_on_neither_threads_nor_other_queries(rng):
     np.testing.assert_array_equal(as_bytes(one.scores[:, 7:9]), as_bytes(few.scores))
 
 
-def score_together(segment, cases, *, row_stride):
+def score_together(segment, cases, *, row_stride, is_on_open_mp=False):
     """Status, and scores [sequence, head, query, row_stride] that were 7 before."""
     _, num_queries, dims = cases[0][0].shape
     shape = (len(cases), len(cases[0][0]), num_queries, row_stride)
@@ -257,8 +262,31 @@ def score_together(segment, cases, *, row_stride):
         block_reduction=BlockReduction.LOG_SUM_EXP,
         row_stride=row_stride,
         scale=0.25,
+        is_on_open_mp=is_on_open_mp,
     )
     return status, scores
+
+
+def _may_use_open_mp(queue):
+    queue.put(has_open_mp_threads())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+def test_a_forked_child_leaves_the_open_mp_threads_alone(rng):
+    """Its runtime has lost them: a call that used them would wait for ever."""
+    pytest.importorskip("torch")
+    sequence = random_sequence(
+        rng, BF16, kv_heads=2, group=3, num_queries=2, num_keys=1300, dims=64
+    )
+    with pools_of(rng, sequence, [(sequence.num_keys, 32, "amx")]) as (segment,):
+        cases = sequences_of_one_pool(rng, segment, sequence)
+        score_together(segment, cases, row_stride=60, is_on_open_mp=True)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_may_use_open_mp, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) is False
+    child.join(timeout=60)
 
 
 def sequences_of_one_pool(rng, segment, sequence):
@@ -277,13 +305,12 @@ def test_sequences_score_together_as_they_do_alone(threads, impl, rng):
     )
     if threads == "open_mp":
         pytest.importorskip("torch")  # brings an OpenMP runtime along
+        assert has_open_mp_threads()
     with pools_of(rng, sequence, [(sequence.num_keys, 32, "amx")]) as (segment,):
         cases = sequences_of_one_pool(rng, segment, sequence)
-        try:
-            assert use_open_mp_threads(is_used=threads == "open_mp") == (threads == "open_mp")
-            status, scores = score_together(segment, cases, row_stride=60)
-        finally:
-            use_open_mp_threads(is_used=False)
+        status, scores = score_together(
+            segment, cases, row_stride=60, is_on_open_mp=threads == "open_mp"
+        )
         raise_for_status(np.array(status, np.int32))
         for (queries, table, num_keys), got in zip(cases, scores, strict=True):
             alone = host_pool_score_blocks(

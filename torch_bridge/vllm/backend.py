@@ -98,14 +98,12 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             UnsupportedEngineError: for an engine that cannot be served.
         """
         from blockcompact_jax.geometry import ModelGeometry
-        from blockcompact_jax.kernels import use_open_mp_threads
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version("vLLM")
         self._check_engine()
-        use_open_mp_threads()  # vLLM's kernels run on them
         return GroupCompaction(
             config,
             geometry=ModelGeometry.uniform(

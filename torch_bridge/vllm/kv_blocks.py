@@ -16,6 +16,7 @@ from blockcompact_jax.kernels import (
     RegisteredPool,
     RowsAt,
     ScoreSequence,
+    has_open_mp_threads,
     host_pool_score_sequences_at,
     raise_for_status,
 )
@@ -82,6 +83,7 @@ class KVBlocks:
             block_reduction=BlockReduction.LOG_SUM_EXP,
             row_stride=row_stride,
             scale=scale,
+            is_on_open_mp=has_open_mp_threads(),  # vLLM's kernels run on them
         )
         if status[0]:
             tables = np.concatenate([query.block_table for query in queries])
