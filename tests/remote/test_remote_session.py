@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.kernels.pools import PoolClosedError
 from blockcompact_jax.ledger.invariants import find_violations
 from blockcompact_jax.remote.client import RemoteClient
-from blockcompact_jax.remote.errors import RemoteRefusedError, ServerLostError
+from blockcompact_jax.remote.errors import Refusal, RemoteRefusedError, ServerLostError
 from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.remote import RemoteSession
@@ -187,6 +188,30 @@ def test_CAP_2_different_sides_do_not_start(context):
         wrong = RemoteClient(server.url, token="x" * 40)
         with pytest.raises(RemoteRefusedError, match="bearer token"):
             RemoteSession(**sides(tiny_model("llama")), client=wrong)
+
+
+@pytest.mark.slow
+def test_a_refused_finish_closes_the_session_all_the_same():
+    """The stores are let go of, the model has its attention back, a second `close` is harmless."""
+    model = tiny_model("llama")
+    with serving("llama") as server:
+        client = client_of(server)
+        session = RemoteSession(**sides(model), client=client)
+        call = client.call
+
+        def refuse(path, *args, **options):
+            if path == "finish":
+                raise RemoteRefusedError(Refusal.CONFLICT, "as if refused")
+            return call(path, *args, **options)
+
+        client.call = refuse
+        with pytest.raises(RemoteRefusedError, match="as if refused"):
+            session.close()
+        assert model.config._attn_implementation == "sdpa"
+        with pytest.raises(PoolClosedError):
+            session.resident.pool.current_ord()
+        session.close()
+        assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """A session on tiny models: exact bytes in every store, exact logits at full budget."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -263,6 +265,27 @@ def test_a_refused_selection_changes_nothing(session, token_ids):
     assert session.runtime.residency is residency
     assert torch.equal(session.resident.tensor, before)
     assert session.runtime.num_selections == 1
+
+
+def test_closing_twice_gives_the_attention_back_once(llama):
+    """A second `close` must not take away what another session still borrows, then or later."""
+    other = make_session(llama)
+    session = make_session(llama)
+    session.close()
+    session.close()
+    assert llama.config._attn_implementation == "blockcompact"
+    other.close()
+    assert llama.config._attn_implementation == "sdpa"
+    with make_session(llama):
+        assert llama.config._attn_implementation == "blockcompact"
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_a_forgotten_session_gives_the_attention_back(llama):
+    session = make_session(llama)
+    del session
+    gc.collect()
+    assert llama.config._attn_implementation == "sdpa"
 
 
 def test_stock_prefix_is_what_a_stock_prefill_leaves(model, token_ids):

@@ -113,9 +113,13 @@ class RemoteSession(CompactionSession):
         self._reselect_once()
 
     def close(self) -> None:
-        """Ends the request on the server, and the session."""
-        self._remote.close()
-        self._close_stores()
+        """Ends the request on the server, and the session. A second call does nothing."""
+        if not self._return_attention.alive:
+            return
+        try:
+            self._remote.close()
+        finally:
+            self._close_stores()
 
     def _close_stores(self) -> None:
         super().close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -106,6 +107,7 @@ class CompactionSession:
         self._forward = BlockForward(self.model, self.cache)
         self.verifier = self._new_verifier()
         borrow_attention(self.model)
+        self._return_attention = weakref.finalize(self, return_attention, self.model)
 
     @property
     def source_kind(self) -> SourceKind:
@@ -221,8 +223,13 @@ class CompactionSession:
         }
 
     def close(self) -> None:
-        """Gives the model its own attention back and unregisters every store, for good."""
-        return_attention(self.model)
+        """Gives the model its own attention back and unregisters every store, for good.
+
+        A second call does nothing.
+        """
+        if not self._return_attention.alive:
+            return
+        self._return_attention()
         self.full.close()
         self.resident.pool.close()
 
