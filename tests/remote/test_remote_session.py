@@ -16,6 +16,7 @@ from torch_bridge.huggingface.remote import RemoteSession
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.huggingface.speculate import decode_speculative
+from torch_bridge.tables import TablesBusyError
 
 from .proxy import faulty_proxy
 from .tiny import TOKEN, serving, start, tiny_model
@@ -145,6 +146,28 @@ def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
     finally:
         session.close()
         server.kill()
+
+
+@pytest.mark.slow
+def test_OWN_3_the_ledger_commits_nothing_while_tables_are_read(context):
+    """OWN-3, COM-7: busy tables abort the operation; ledger, leases and residency are as before."""
+    model = tiny_model("llama")
+    with (
+        serving("llama") as server,
+        RemoteSession(**sides(model), client=client_of(server)) as session,
+    ):
+        session.prefill(context)
+        ledger, name = session.verifier.transfers.ledger, session.verifier._request_id
+        residency, revisions = session.runtime.residency, ledger.revisions(name)
+        slots = ledger.resident_slots(name)
+        with session.resident.tables.reading(), pytest.raises(TablesBusyError):
+            session.reselect()
+        assert session.runtime.residency is residency
+        assert ledger.revisions(name).selection_revision == revisions.selection_revision
+        assert ledger.resident_slots(name) == slots
+        assert not any_violation(ledger.state)
+        session.reselect()
+        assert ledger.revisions(name).selection_revision == revisions.selection_revision + 1
 
 
 @pytest.mark.slow

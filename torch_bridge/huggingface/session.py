@@ -201,14 +201,16 @@ class CompactionSession:
         scores = self.score_source(to_jax(self.blocks.mass))
         num_whole_blocks = self.num_tokens // limits.block_tokens
         budget = effective_budget_blocks(limits.budget, num_whole_blocks)
-        tables = self.runtime.reselect(scores, num_tokens=self.num_tokens, budget_blocks=budget)
-        table_begin = time.perf_counter()
-        num_entries = self.resident.set_tables(
-            tables.selected_physical_blocks,
-            tables.tail_physical_blocks,
-            tables.tail_start_token_position,
+        tables = self.runtime.reselect(
+            scores,
+            num_tokens=self.num_tokens,
+            budget_blocks=budget,
+            publish=lambda tables: self.resident.set_tables(
+                tables.selected_physical_blocks,
+                tables.tail_physical_blocks,
+                tables.tail_start_token_position,
+            ),
         )
-        self.runtime.book_tables(num_entries, table_us=(time.perf_counter() - table_begin) * 1e6)
         tail = self.full.read_newest(tables.unfilled_token_position, self.num_tokens)
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
         self.seconds.reselect += time.perf_counter() - begin
