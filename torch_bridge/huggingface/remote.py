@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -64,14 +65,14 @@ class RemoteSession(CompactionSession):
 
     def __post_init__(self) -> None:
         self.ranks: ResidentRanks | None = None
-        super().__post_init__()
         self._context: list[int] = []
         self._verified: list[int] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._close_ranks)
+            super().__post_init__()
+            undo.callback(super().close)
             self._remote.connect()
-        except BaseException:
-            self._close_stores()  # Also gives the model its attention back.
-            raise
+            undo.pop_all()
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
         """Runs the whole context on the server and makes the first selection."""
@@ -119,10 +120,10 @@ class RemoteSession(CompactionSession):
         try:
             self._remote.close()
         finally:
-            self._close_stores()
+            super().close()
+            self._close_ranks()
 
-    def _close_stores(self) -> None:
-        super().close()
+    def _close_ranks(self) -> None:
         if self.ranks is not None:
             self.ranks.close()
 

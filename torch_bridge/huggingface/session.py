@@ -97,8 +97,8 @@ class CompactionSession:
         )
         self.geometry = self.sizes.geometry
         self.runtime = self._new_runtime()
-        self.resident = self._new_resident()
         self.full = self.sizes.full_kv(PrivateMemory())
+        self.resident = self._new_resident()
         config = self.model.config.get_text_config(decoder=True)
         self.cache = CompactedCache(config, self.full, self.resident)
         self.cache.is_gathering = self.attention == "gathered"
