@@ -125,6 +125,50 @@ def test_COM_8_a_rank_and_the_server_die_in_one_round(context):  # noqa: F811
             server.kill()
 
 
+@pytest.mark.parametrize("moment", ["before_the_replacement", "after_the_replacement"])
+def test_COM_8_the_server_dies_while_a_rank_is_replaced(moment, context):  # noqa: F811
+    """COM-8, CAP-4: a successor finds the old memory gone, or its first transfer nobody there."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+
+    def restart_server():
+        if len(servers) == 1:
+            servers[0].kill()
+            servers.append(start("llama", port=port))
+
+    try:
+        with session_of(model, servers[0]) as session:
+            group, transfers = session.ranks.group, []
+            transfer, replace_lost = group.transfer, group.replace_lost
+
+            def transfer_with_a_killed_rank(*arguments):
+                transfers.append(arguments)
+                if len(transfers) == 3:
+                    os.kill(group.pids[0], signal.SIGKILL)
+                transfer(*arguments)
+
+            def replace_around_a_restart():
+                if moment == "before_the_replacement":
+                    restart_server()
+                replace_lost()
+                restart_server()
+
+            group.transfer = transfer_with_a_killed_rank
+            group.replace_lost = replace_around_a_restart
+            found = decode(session, context)
+            assert len(servers) == 2
+            assert session.num_recoveries == 1
+            assert group.num_replaced == 1
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found.tokens == expected.tokens
+        assert servers[1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
 def test_more_ranks_than_heads_and_a_wrong_server_leave_no_process(context):  # noqa: F811
     """CAP-2: nothing starts, and no rank is left."""
     before = set(children_of(os.getpid()))

@@ -121,6 +121,45 @@ def test_CAP_4_a_killed_and_restarted_server_is_replaced(family, context):
 
 
 @pytest.mark.slow
+def test_CAP_4_a_server_that_dies_again_during_the_recovery_is_replaced_again(context):
+    """CAP-4, COM-8: the second server is killed before the confirmed tokens are prefilled on it."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+
+    def restart_server():
+        servers[-1].kill()
+        servers.append(start("llama", port=port))
+
+    def kill_once(tokens):
+        heard.extend(tokens)
+        if len(servers) == 1 and len(heard) > 20:
+            restart_server()
+
+    heard = []
+    try:
+        with RemoteSession(**sides(model), client=client_of(servers[0])) as session:
+            prefill = session.verifier.prefill
+
+            def prefill_around_a_restart(token_ids):
+                if len(servers) == 2:
+                    restart_server()
+                return prefill(token_ids)
+
+            session.verifier.prefill = prefill_around_a_restart
+            found = decode(session, context, on_tokens=kill_once)
+            assert len(servers) == 3
+            assert session.num_recoveries == 2
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found.tokens == expected.tokens
+        assert servers[-1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.mark.slow
 def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
     """COM-7, UPL-4: killed after the lease, before the bytes: old tables stand, then one line."""
     model = tiny_model("llama")
