@@ -1,7 +1,7 @@
 """The one mutable object: runs the effects of pure plans in order and keeps the state they return.
 
-A `reselect` goes graduate → plan → upload → commit → retain → free. The state changes only at its
-very end, so a fault anywhere before leaves the old tables, bytes and reference counts valid.
+A `reselect` goes graduate → plan → upload → commit → retain → free → publish. The state changes at
+its very end, so a fault anywhere before leaves the old tables, bytes and reference counts valid.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -9,6 +9,7 @@ very end, so a fault anywhere before leaves the old tables, bytes and reference 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -224,13 +225,16 @@ class CompactionRuntime:
         *,
         num_tokens: int,
         budget_blocks: int,
+        publish: Callable[[Tables], int] | None = None,
     ) -> Tables:
-        """Selects, uploads what is missing, commits, retains and frees.
+        """Selects, uploads what is missing, commits, retains, frees and publishes.
 
         Args:
             scores: block scores, per row or per head as `plan_step` takes them.
             num_tokens: confirmed tokens; their whole blocks are packed.
             budget_blocks: blocks a layer, sink and recent blocks included.
+            publish: writes the new tables where the engine reads them and returns how many entries
+                it wrote; what it raises undoes the selection (OWN-3).
 
         Returns:
             The new block tables.
@@ -238,7 +242,7 @@ class CompactionRuntime:
         Raises:
             PlanError: if a stage refuses its input; nothing has changed then.
             KernelStatusError: if the transfer is refused; nothing has changed then.
-            Exception: what the transaction raises; nothing has changed then.
+            Exception: what the transaction or `publish` raises; nothing has changed then.
         """
         begin = time.perf_counter()
         state = self._state
@@ -268,15 +272,18 @@ class CompactionRuntime:
             raise_for_result(commit.result)
             committed = time.perf_counter()
             ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+            selected = _State(
+                residency=commit.residency,
+                ownership=ownership,
+                tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
+                num_candidate_blocks=num_candidates,
+            )
+            tables = self._tables(selected, num_tokens, is_first=self.num_selections == 0)
             allocated = time.perf_counter()
+            num_entries = publish(tables) if publish else 0
+            published = time.perf_counter()
         left = time.perf_counter()
-        self._state = _State(
-            residency=commit.residency,
-            ownership=ownership,
-            tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
-            num_candidate_blocks=num_candidates,
-        )
-        tables = self._tables(num_tokens, is_first=self.num_selections == 0)
+        self._state = selected
         self.num_selections += 1
         self._book(
             plan,
@@ -284,8 +291,10 @@ class CompactionRuntime:
             replace(
                 _NO_COSTS,
                 plan_us=(planned - begin + committed - uploaded) * 1e6,
-                wait_us=(uploaded - planned + left - allocated) * 1e6,
-                allocator_us=(time.perf_counter() - left + allocated - committed) * 1e6,
+                wait_us=(uploaded - planned + left - published) * 1e6,
+                allocator_us=(allocated - committed) * 1e6,
+                table_us=(published - allocated) * 1e6,
+                table_entries_written=num_entries,
             ),
         )
         return tables
@@ -336,8 +345,7 @@ class CompactionRuntime:
         raise_for_result(result)
         return owned, np.asarray(blocks)[:, :num_blocks]
 
-    def _tables(self, num_tokens: int, *, is_first: bool) -> Tables:
-        state = self._state
+    def _tables(self, state: _State, num_tokens: int, *, is_first: bool) -> Tables:
         physical = np.asarray(state.residency.physical_by_slot)
         num_valid = np.asarray(state.residency.num_valid)
         tail_start = state.num_candidate_blocks * self._geometry.block_tokens
@@ -350,13 +358,8 @@ class CompactionRuntime:
             unfilled_token_position=tail_start if is_first else num_tokens,
         )
 
-    def book_tables(self, num_entries: int, *, table_us: float) -> None:
-        """Books the table entries that the engine wrote for the newest selection, and the time."""
-        written = replace(_NO_COSTS, table_entries_written=num_entries, table_us=table_us)
-        self.metrics = self.metrics.add(written)
-
     def _book(self, plan: StepPlan, commit: StepCommit, times: CompactionMetrics) -> None:
-        """Adds one selection to the metrics: its times, bytes moved and blocks freed."""
+        """Adds one selection to the metrics: its times, entries, bytes moved and blocks freed."""
         num_rows = int(plan.upload.num_rows)
         upload_bytes = num_rows * self._attached().resident.shape.block_bytes
         is_copy = plan.upload.source_kind is SourceKind.CPU_COPY

@@ -22,7 +22,8 @@ Rows = dict[str, Int32[np.ndarray, " upload_row"]]
 
 Transaction = Callable[[UploadPlan, int], AbstractContextManager[None]]
 """What surrounds a transfer: entered with the plan and the number of confirmed tokens before the
-first byte moves; left once bytes and new tables are there. An exception in it leaves the old state.
+first byte moves; left once the bytes are there and the new tables published. An exception in it
+leaves the old state.
 """
 
 Mover = Callable[[Rows], None]

@@ -142,15 +142,15 @@ class RankGroup:
         self._exchange(message, self._all_ranks(), landed)
 
     def replace_lost(self) -> None:
-        """Starts the lost ranks anew; their pools are empty.
+        """Starts the lost ranks anew; their pools are empty. What raises may be tried again.
 
         Raises:
-            RankLostError: They do not start.
+            RankLostError: One does not start.
             RankRefusedError: One cannot open the memory.
         """
         lost = [share for share in self.shares if share.rank not in self._members]
-        self.num_replaced += len(lost)
         self._start(lost)
+        self.num_replaced += len(lost)
 
     def close(self) -> None:
         """Ends every rank."""
@@ -163,17 +163,24 @@ class RankGroup:
     def _start(self, shares: Sequence[HeadShare]) -> None:
         if self._pool is None:
             raise CompactionError("No pool was named; call `open_pool` first.")
-        for share in shares:
-            self._members[share.rank] = self._spawn()
-        for share in shares:
-            message = wire.OpenPoolWire(
-                pool=self._pool,
-                first_kv_head=share.first_kv_head,
-                num_kv_heads=share.num_kv_heads,
-            )
-            self._exchange(message, {share.rank}, patience_seconds=_START_SECONDS)
-        if self._source is not None:
-            self._exchange(self._source, {share.rank for share in shares})
+        try:
+            for share in shares:
+                self._members[share.rank] = self._spawn()
+            for share in shares:
+                message = wire.OpenPoolWire(
+                    pool=self._pool,
+                    first_kv_head=share.first_kv_head,
+                    num_kv_heads=share.num_kv_heads,
+                )
+                self._exchange(message, {share.rank}, patience_seconds=_START_SECONDS)
+            if self._source is not None:
+                self._exchange(self._source, {share.rank for share in shares})
+        except BaseException:
+            # A rank that has not opened all would refuse every transfer: the next try starts it.
+            for share in shares:
+                if share.rank in self._members:
+                    self._end(share.rank)
+            raise
 
     def _spawn(self) -> _Member:
         ours, theirs = socket.socketpair()

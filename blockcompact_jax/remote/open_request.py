@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockcompact_jax.ledger.handles import OperationKey
-from blockcompact_jax.protocol import Finish, RequestMessage
+from blockcompact_jax.protocol import Finish, RequestMessage, Verify
 
 from .errors import Refusal, RemoteRefusedError, SegmentError
 from .half import VerifierHalf
@@ -65,11 +65,36 @@ def check_confirmed(request: OpenRequest, num_tokens: int) -> None:
         )
 
 
+def check_draft(request: OpenRequest, message: Verify) -> None:
+    """Refuses a draft that does not follow the confirmed tokens, or is too long."""
+    num_tokens = message.first_token_position + len(message.token_ids)
+    check_confirmed(request, message.first_token_position)
+    if num_tokens > request.max_tokens:
+        raise RemoteRefusedError(
+            Refusal.TOO_LARGE,
+            f"`token_ids` end at {num_tokens}; expected at most `max_tokens` = "
+            f"{request.max_tokens} of the prefill.",
+        )
+    if len(message.token_ids) > request.num_draft_tokens + 1:
+        raise RemoteRefusedError(
+            Refusal.TOO_LARGE,
+            f"`token_ids` has {len(message.token_ids)} tokens; expected at most "
+            f"`num_draft_tokens` + 1 = {request.num_draft_tokens + 1}.",
+        )
+
+
 def half_of(request: OpenRequest) -> VerifierHalf:
     """Returns the half of a request whose prefill has ended."""
     if request.half is None or not request.num_written:
         raise RemoteRefusedError(Refusal.CONFLICT, "The prefill has not ended; wait for it.")
     return request.half
+
+
+async def settle(request: OpenRequest, operation_id: int) -> None:
+    """Waits until an operation that got here has ended: then it takes no lease any more."""
+    stored = request.operations.get(operation_id)
+    if stored is not None and not stored[1].done():
+        await asyncio.wait([stored[1]])
 
 
 def release(request: OpenRequest) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,7 @@ class SharedSegment:
             self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise SegmentError(f"Shared memory cannot be created: {error.strerror}.") from error
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         os.fchmod(self._fd, 0o600)
 
     def region(self, name: str, size_bytes: int) -> memoryview:
@@ -137,9 +139,9 @@ class SharedSegment:
 
     def close(self) -> None:
         """Closes it; its memory goes when the last mapping does. A second call does nothing."""
-        if self._fd < 0:
+        if not self._close_fd.alive:
             return
-        os.close(self._fd)
+        self._close_fd()
         self._fd = -1
         self._allowance.give_back(self._size_bytes)
 

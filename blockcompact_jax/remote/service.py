@@ -37,11 +37,13 @@ from .half import VerifierEngine
 from .open_request import (
     OpenRequest,
     check_confirmed,
+    check_draft,
     finish_of,
     half_of,
     new_segment,
     release,
     request_of,
+    settle,
 )
 from .segment import MemoryAllowance, SegmentHandle
 
@@ -177,19 +179,7 @@ class VerifierService:
 
         async def verify() -> int:
             half = half_of(request)
-            check_confirmed(request, message.first_token_position)
-            if num_tokens > request.max_tokens:
-                raise RemoteRefusedError(
-                    Refusal.TOO_LARGE,
-                    f"`token_ids` end at {num_tokens}; expected at most `max_tokens` = "
-                    f"{request.max_tokens} of the prefill.",
-                )
-            if len(message.token_ids) > request.num_draft_tokens + 1:
-                raise RemoteRefusedError(
-                    Refusal.TOO_LARGE,
-                    f"`token_ids` has {len(message.token_ids)} tokens; expected at most "
-                    f"`num_draft_tokens` + 1 = {request.num_draft_tokens + 1}.",
-                )
+            check_draft(request, message)
             check_tokens(message.token_ids, self._engine.num_vocabulary)
 
             def work() -> None:
@@ -249,6 +239,9 @@ class VerifierService:
         if self._finished.get(key.request_id, -1) >= key.request_epoch:
             return True
         request = self._request(request_of(key))
+        await settle(request, key.operation_id)
+        if self._requests.get(key.request_id) is not request:
+            return True
         if request.lease == key:
             request.lease = None
             return False
@@ -256,7 +249,9 @@ class VerifierService:
         if known == key:
             return True
         if known is None and isinstance(message, Abort):
-            return True  # It never got here; there is nothing to release.
+            # There is nothing to release; should it get here yet, it is refused.
+            request.newest_operation_id = max(request.newest_operation_id, key.operation_id)
+            return True
         raise RemoteRefusedError(
             Refusal.UNKNOWN if known is None else Refusal.CONFLICT,
             f"`key` names operation {key.operation_id} of request {key.request_id!r}, which is "

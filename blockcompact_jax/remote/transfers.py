@@ -124,7 +124,7 @@ class LedgerTransfers:
             ledger.issue(key)
             self._open, self._awaited = key, _ON_LANDING if num_slots else (Condition.COMPLETED,)
             yield
-            # The new tables were computed on this thread, for all ranks.
+            # The new tables were written on this thread, for all ranks.
             if num_slots:
                 ledger.reach_all(key, ranks=self._ranks, conditions=_ON_TABLES)
             ledger.commit(key)

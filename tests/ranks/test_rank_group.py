@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from blockcompact_jax.errors import ResultCode
+from blockcompact_jax.kernels import Layout
 from blockcompact_jax.ledger import CommitLedger, Condition, LedgerError, LedgerShape, OperationKey
 from blockcompact_jax.ranks.group import RankGroup, RankLostError, RankRefusedError
 from blockcompact_jax.ranks.shares import share_heads
@@ -141,6 +143,63 @@ def test_COM_8_a_rank_killed_within_its_copy_is_replaced(world, tmp_path):
         for layer, source_block, physical_block in MOVES:
             found = world.resident[:, layer, :, physical_block]
             np.testing.assert_array_equal(found, world.block(layer, source_block))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_COM_8_a_successor_that_dies_at_its_start_is_replaced_by_the_next_try(world, place):
+    """COM-8: of two successors one does not start; the other must not be left without its pool."""
+    with ranks_of(world, 3) as group:
+        for rank in (0, 1):
+            os.kill(group.pids[rank], signal.SIGKILL)
+        operation = OpenOperation(3)
+        with pytest.raises(RankLostError):
+            group.transfer(operation.key, rows(MOVES), operation.landed)
+        spawn, num_spawned = group._spawn, 0
+
+        def spawn_one_that_ends():
+            nonlocal num_spawned
+            is_bad, command = num_spawned == place, group._command
+            num_spawned += 1
+            group._command = (sys.executable, "-c", "pass") if is_bad else command
+            try:
+                return spawn()
+            finally:
+                group._command = command
+
+        group._spawn = spawn_one_that_ends
+        with pytest.raises(RankLostError, match=f"Rank {place}"):
+            group.replace_lost()
+        assert group.num_replaced == 0
+        group.replace_lost()
+        assert group.num_replaced == 2
+        again = OpenOperation(3)
+        group.transfer(again.key, rows(MOVES), again.landed)
+        assert sorted(again.heard) == [0, 1, 2]
+        for layer, source_block, physical_block in MOVES:
+            found = world.resident[:, layer, :, physical_block]
+            np.testing.assert_array_equal(found, world.block(layer, source_block))
+
+
+def test_COM_8_successors_without_a_source_are_started_again_with_the_next(world):
+    """COM-8: the source is gone with its server; a later one is opened by new successors."""
+    later = World(seed=2)
+    with ranks_of(world, 2) as group:
+        os.kill(group.pids[0], signal.SIGKILL)
+        operation = OpenOperation(2)
+        with pytest.raises(RankLostError):
+            group.transfer(operation.key, rows(MOVES), operation.landed)
+        world.source.segment.close()
+        with pytest.raises(RankRefusedError, match="memory cannot be opened"):
+            group.replace_lost()
+        assert sorted(group.pids) == [1]
+        group.open_source(later.wires["source"], Layout.VEC)
+        group.replace_lost()
+        again = OpenOperation(2)
+        group.transfer(again.key, rows(MOVES), again.landed)
+        for layer, source_block, physical_block in MOVES:
+            found = world.resident[:, layer, :, physical_block]
+            np.testing.assert_array_equal(found, later.block(layer, source_block))
+    later.close()
 
 
 @pytest.mark.parametrize("fault", ["wordless", "garbled", "partial"])

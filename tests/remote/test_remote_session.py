@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.kernels.pools import PoolClosedError
 from blockcompact_jax.ledger.invariants import find_violations
 from blockcompact_jax.remote.client import RemoteClient
-from blockcompact_jax.remote.errors import RemoteRefusedError, ServerLostError
+from blockcompact_jax.remote.errors import Refusal, RemoteRefusedError, ServerLostError
 from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.remote import RemoteSession
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.huggingface.speculate import decode_speculative
+from torch_bridge.tables import TablesBusyError
 
 from .proxy import faulty_proxy
 from .tiny import TOKEN, serving, start, tiny_model
@@ -119,6 +121,45 @@ def test_CAP_4_a_killed_and_restarted_server_is_replaced(family, context):
 
 
 @pytest.mark.slow
+def test_CAP_4_a_server_that_dies_again_during_the_recovery_is_replaced_again(context):
+    """CAP-4, COM-8: the second server is killed before the confirmed tokens are prefilled on it."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+
+    def restart_server():
+        servers[-1].kill()
+        servers.append(start("llama", port=port))
+
+    def kill_once(tokens):
+        heard.extend(tokens)
+        if len(servers) == 1 and len(heard) > 20:
+            restart_server()
+
+    heard = []
+    try:
+        with RemoteSession(**sides(model), client=client_of(servers[0])) as session:
+            prefill = session.verifier.prefill
+
+            def prefill_around_a_restart(token_ids):
+                if len(servers) == 2:
+                    restart_server()
+                return prefill(token_ids)
+
+            session.verifier.prefill = prefill_around_a_restart
+            found = decode(session, context, on_tokens=kill_once)
+            assert len(servers) == 3
+            assert session.num_recoveries == 2
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found.tokens == expected.tokens
+        assert servers[-1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.mark.slow
 def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
     """COM-7, UPL-4: killed after the lease, before the bytes: old tables stand, then one line."""
     model = tiny_model("llama")
@@ -144,6 +185,28 @@ def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
     finally:
         session.close()
         server.kill()
+
+
+@pytest.mark.slow
+def test_OWN_3_the_ledger_commits_nothing_while_tables_are_read(context):
+    """OWN-3, COM-7: busy tables abort the operation; ledger, leases and residency are as before."""
+    model = tiny_model("llama")
+    with (
+        serving("llama") as server,
+        RemoteSession(**sides(model), client=client_of(server)) as session,
+    ):
+        session.prefill(context)
+        ledger, name = session.verifier.transfers.ledger, session.verifier._request_id
+        residency, revisions = session.runtime.residency, ledger.revisions(name)
+        slots = ledger.resident_slots(name)
+        with session.resident.tables.reading(), pytest.raises(TablesBusyError):
+            session.reselect()
+        assert session.runtime.residency is residency
+        assert ledger.revisions(name).selection_revision == revisions.selection_revision
+        assert ledger.resident_slots(name) == slots
+        assert not any_violation(ledger.state)
+        session.reselect()
+        assert ledger.revisions(name).selection_revision == revisions.selection_revision + 1
 
 
 @pytest.mark.slow
@@ -187,6 +250,30 @@ def test_CAP_2_different_sides_do_not_start(context):
         wrong = RemoteClient(server.url, token="x" * 40)
         with pytest.raises(RemoteRefusedError, match="bearer token"):
             RemoteSession(**sides(tiny_model("llama")), client=wrong)
+
+
+@pytest.mark.slow
+def test_a_refused_finish_closes_the_session_all_the_same():
+    """The stores are let go of, the model has its attention back, a second `close` is harmless."""
+    model = tiny_model("llama")
+    with serving("llama") as server:
+        client = client_of(server)
+        session = RemoteSession(**sides(model), client=client)
+        call = client.call
+
+        def refuse(path, *args, **options):
+            if path == "finish":
+                raise RemoteRefusedError(Refusal.CONFLICT, "as if refused")
+            return call(path, *args, **options)
+
+        client.call = refuse
+        with pytest.raises(RemoteRefusedError, match="as if refused"):
+            session.close()
+        assert model.config._attn_implementation == "sdpa"
+        with pytest.raises(PoolClosedError):
+            session.resident.pool.current_ord()
+        session.close()
+        assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """A session on tiny models: exact bytes in every store, exact logits at full budget."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch_bridge.huggingface.cache import CompactedLayer
 from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
+from torch_bridge.tables import TablesBusyError
 
 
 def make_session(
@@ -263,6 +266,52 @@ def test_a_refused_selection_changes_nothing(session, token_ids):
     assert session.runtime.residency is residency
     assert torch.equal(session.resident.tensor, before)
     assert session.runtime.num_selections == 1
+
+
+def test_OWN_3_tables_that_are_read_refuse_a_selection_and_nothing_changes(session, token_ids):
+    """OWN-3: the runtime frees no block that a table still names; later the selection succeeds."""
+    session.prefill(token_ids[:200])
+    session.score_source = score_source("random", seed=11)
+    runtime, resident = session.runtime, session.resident
+    state, metrics = runtime._state, runtime.metrics
+    held = {row: resident.read(row, 200)[0].clone() for row in range(resident.shape.num_rows)}
+    entries, revision = resident.tables.physical_blocks.copy(), resident.tables.revision
+    with resident.tables.reading():
+        for _ in range(2):
+            with pytest.raises(TablesBusyError):
+                session.reselect()
+    assert runtime._state is state
+    assert runtime.metrics == metrics
+    assert runtime.num_selections == 1
+    assert resident.tables.revision == revision
+    np.testing.assert_array_equal(resident.tables.physical_blocks, entries)
+    assert all(torch.equal(resident.read(row, 200)[0], held[row]) for row in held)
+    session.reselect()
+    assert runtime.num_selections == 2
+    assert resident.tables.revision == revision + 1
+    written = runtime.metrics.table_entries_written - metrics.table_entries_written
+    assert written == resident.tables.num_entries.sum()
+
+
+def test_closing_twice_gives_the_attention_back_once(llama):
+    """A second `close` must not take away what another session still borrows, then or later."""
+    other = make_session(llama)
+    session = make_session(llama)
+    session.close()
+    session.close()
+    assert llama.config._attn_implementation == "blockcompact"
+    other.close()
+    assert llama.config._attn_implementation == "sdpa"
+    with make_session(llama):
+        assert llama.config._attn_implementation == "blockcompact"
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_a_forgotten_session_gives_the_attention_back(llama):
+    session = make_session(llama)
+    del session
+    gc.collect()
+    assert llama.config._attn_implementation == "sdpa"
 
 
 def test_stock_prefix_is_what_a_stock_prefill_leaves(model, token_ids):

@@ -7,6 +7,7 @@ pool. Attention, which stock models run in one process, reads all parts there.
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
 from blockcompact_jax.kernels import RegisteredPool
 from blockcompact_jax.ranks import wire
@@ -43,16 +44,15 @@ class ResidentRanks:
 
     def start(self, num_physical_blocks: int) -> ResidentKV:
         """Allocates the resident pool in shared memory and starts every rank with its part."""
-        resident = ResidentKV(self._shape, num_physical_blocks, SharedMemory(self._segment))
-        segment = SegmentWire.of(self._segment.seal())
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            resident = ResidentKV(self._shape, num_physical_blocks, SharedMemory(self._segment))
+            undo.callback(resident.pool.close)
+            segment = SegmentWire.of(self._segment.seal())
             self.group.open_pool(
                 self._pool(segment, RESIDENT_REGION, num_physical_blocks, self._shape.num_rows)
             )
-        except BaseException:
-            resident.pool.close()
-            self.close()
-            raise
+            undo.pop_all()
         return resident
 
     def open_source(self, pool: RegisteredPool, segment: SegmentWire, *, region: str) -> None:

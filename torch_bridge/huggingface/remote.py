@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-from blockcompact_jax.ranks.group import RankLostError
+from blockcompact_jax.ranks.group import RankLostError, RankRefusedError
 from blockcompact_jax.remote.client import RemoteClient
 from blockcompact_jax.remote.errors import ServerLostError
 from blockcompact_jax.upload import SourceKind
@@ -64,27 +65,29 @@ class RemoteSession(CompactionSession):
 
     def __post_init__(self) -> None:
         self.ranks: ResidentRanks | None = None
-        super().__post_init__()
         self._context: list[int] = []
         self._verified: list[int] = []
-        try:
+        self._is_prefilling = False
+        with ExitStack() as undo:
+            undo.callback(self._close_ranks)
+            super().__post_init__()
+            undo.callback(super().close)
             self._remote.connect()
-        except BaseException:
-            self._close_stores()  # Also gives the model its attention back.
-            raise
+            undo.pop_all()
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
         """Runs the whole context on the server and makes the first selection."""
         self._context = list(token_ids)
 
         def prefill() -> torch.Tensor:
-            try:
-                return super(RemoteSession, self).prefill(token_ids)
-            except ServerLostError:
-                self.num_tokens = 0  # It is repeated as a whole.
-                raise
+            self.num_tokens = 0  # A lost server repeats it as a whole.
+            return super(RemoteSession, self).prefill(token_ids)
 
-        return self._recovering(prefill)
+        self._is_prefilling = True
+        try:
+            return self._recovering(prefill)
+        finally:
+            self._is_prefilling = False
 
     def verify(self, token_ids: list[int], *, is_scored: bool) -> torch.Tensor:
         """Forgets the draft's KV, then has its tokens verified."""
@@ -100,25 +103,31 @@ class RemoteSession(CompactionSession):
 
     def reselect(self) -> None:
         """Selects and uploads from the server's memory, then acknowledges the commit."""
+        attempt = self._reselect_once
         for _ in range(_MAX_RECOVERIES):
             try:
-                self._reselect_once()
+                attempt()
                 return
             except RankLostError:
-                self._replace_ranks()
+                attempt = self._reselect_with_new_ranks
             except ServerLostError:
-                if self.runtime.num_selections == 0:
-                    raise  # Within a prefill.
-                self._reconnect()
-        self._reselect_once()
+                if self._is_prefilling:
+                    raise
+                self._reset()
+                attempt = self._reselect_anew
+        attempt()
 
     def close(self) -> None:
-        """Ends the request on the server, and the session."""
-        self._remote.close()
-        self._close_stores()
+        """Ends the request on the server, and the session. A second call does nothing."""
+        if not self._return_attention.alive:
+            return
+        try:
+            self._remote.close()
+        finally:
+            super().close()
+            self._close_ranks()
 
-    def _close_stores(self) -> None:
-        super().close()
+    def _close_ranks(self) -> None:
         if self.ranks is not None:
             self.ranks.close()
 
@@ -145,19 +154,32 @@ class RemoteSession(CompactionSession):
         return RemoteVerifier(self)
 
     def _recovering(self, work: Callable[[], Answer]) -> Answer:
+        def again() -> Answer:
+            if not self._is_prefilling:
+                self._prefill_confirmed()
+                self.reselect()
+            return work()
+
+        attempt = work
         for _ in range(_MAX_RECOVERIES):
             try:
-                return work()
+                return attempt()
             except ServerLostError:
-                if self.num_tokens:
-                    self._recover()
-                else:
-                    self._reset()
-        return work()
+                self._reset()
+                attempt = again
+        return attempt()
 
     def _reselect_once(self) -> None:
         super().reselect()
         self._remote.transfers.acknowledge()
+
+    def _reselect_anew(self) -> None:
+        self._prefill_confirmed()
+        self._reselect_once()
+
+    def _reselect_with_new_ranks(self) -> None:
+        self._replace_ranks()
+        self._reselect_once()
 
     def _reset(self) -> None:
         """Shakes hands again; nothing is resident from now on."""
@@ -165,20 +187,23 @@ class RemoteSession(CompactionSession):
         self._forget_residency()
         self.num_recoveries += 1
 
-    def _reconnect(self) -> None:
+    def _prefill_confirmed(self) -> None:
         """Has the confirmed tokens prefilled anew; a full plan from their scores is to follow."""
         self.cache.rollback(self.cache.get_seq_length() - self.num_tokens)
-        self._reset()
         self.verifier.prefill(self._context)
 
-    def _recover(self) -> None:
-        self._reconnect()
-        self.reselect()
-
     def _replace_ranks(self) -> None:
-        """Starts lost ranks anew; their pools are empty, so a full plan is to follow."""
+        """Starts lost ranks anew; their pools are empty, so a full plan is to follow.
+
+        Raises:
+            RankLostError: one does not start.
+            ServerLostError: the memory that they are to read is gone with its server.
+        """
         if self.ranks is not None:
-            self.ranks.group.replace_lost()
+            try:
+                self.ranks.group.replace_lost()
+            except RankRefusedError as error:
+                raise ServerLostError(str(error)) from error
         self._forget_residency()
         self._remote.attach()
 

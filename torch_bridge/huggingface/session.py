@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -96,8 +97,8 @@ class CompactionSession:
         )
         self.geometry = self.sizes.geometry
         self.runtime = self._new_runtime()
-        self.resident = self._new_resident()
         self.full = self.sizes.full_kv(PrivateMemory())
+        self.resident = self._new_resident()
         config = self.model.config.get_text_config(decoder=True)
         self.cache = CompactedCache(config, self.full, self.resident)
         self.cache.is_gathering = self.attention == "gathered"
@@ -106,6 +107,7 @@ class CompactionSession:
         self._forward = BlockForward(self.model, self.cache)
         self.verifier = self._new_verifier()
         borrow_attention(self.model)
+        self._return_attention = weakref.finalize(self, return_attention, self.model)
 
     @property
     def source_kind(self) -> SourceKind:
@@ -199,14 +201,16 @@ class CompactionSession:
         scores = self.score_source(to_jax(self.blocks.mass))
         num_whole_blocks = self.num_tokens // limits.block_tokens
         budget = effective_budget_blocks(limits.budget, num_whole_blocks)
-        tables = self.runtime.reselect(scores, num_tokens=self.num_tokens, budget_blocks=budget)
-        table_begin = time.perf_counter()
-        num_entries = self.resident.set_tables(
-            tables.selected_physical_blocks,
-            tables.tail_physical_blocks,
-            tables.tail_start_token_position,
+        tables = self.runtime.reselect(
+            scores,
+            num_tokens=self.num_tokens,
+            budget_blocks=budget,
+            publish=lambda tables: self.resident.set_tables(
+                tables.selected_physical_blocks,
+                tables.tail_physical_blocks,
+                tables.tail_start_token_position,
+            ),
         )
-        self.runtime.book_tables(num_entries, table_us=(time.perf_counter() - table_begin) * 1e6)
         tail = self.full.read_newest(tables.unfilled_token_position, self.num_tokens)
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
         self.seconds.reselect += time.perf_counter() - begin
@@ -221,8 +225,13 @@ class CompactionSession:
         }
 
     def close(self) -> None:
-        """Gives the model its own attention back and unregisters every store, for good."""
-        return_attention(self.model)
+        """Gives the model its own attention back and unregisters every store, for good.
+
+        A second call does nothing.
+        """
+        if not self._return_attention.alive:
+            return
+        self._return_attention()
         self.full.close()
         self.resident.pool.close()
 

@@ -1,0 +1,143 @@
+"""The server's state without a network or a model: what overtakes what."""
+
+import asyncio
+import threading
+
+import pytest
+
+from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.ledger.handles import OperationKey
+from blockcompact_jax.protocol import (
+    Abort,
+    Ack,
+    CompactionUpload,
+    Finish,
+    Prefill,
+    capabilities_of,
+)
+from blockcompact_jax.remote.errors import RemoteRefusedError
+from blockcompact_jax.remote.service import ServiceLimits, VerifierService
+from blockcompact_jax.upload import SourceKind
+
+NAMES = {"process_epoch": 1, "request_id": "r", "request_epoch": 1}
+
+
+class SlowEngine:
+    """An engine whose uploads wait for `gate`."""
+
+    num_vocabulary = 100
+    max_tokens = 512
+    geometry = ModelGeometry.uniform(
+        num_layers=1,
+        num_query_heads=1,
+        num_kv_heads=1,
+        head_dim=32,
+        block_tokens=32,
+        dtype="bfloat16",
+        layout="amx",
+    )
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def capabilities(self, process_epoch):
+        return capabilities_of(self.geometry, model="m", process_epoch=process_epoch)
+
+    def open(self, segment, **sizes):
+        segment.region("x", 4096)
+        return self
+
+    def prefill(self, token_ids):
+        pass
+
+    def confirm(self, num_tokens):
+        if not self.gate.wait(20):
+            raise TimeoutError("the test never opened the gate")
+
+    def close(self):
+        pass
+
+
+def key_of(operation_id):
+    return OperationKey(**NAMES, operation_id=operation_id, pool_generation=0, map_revision=0)
+
+
+def upload_of(operation_id):
+    return CompactionUpload(
+        key=key_of(operation_id),
+        selection_revision=1,
+        source_kind=SourceKind.SOURCE_ONLY,
+        num_tokens=64,
+        rows=(),
+    )
+
+
+def run(scenario):
+    """Runs `scenario(service, engine)` on a prefilled request."""
+
+    async def main():
+        engine = SlowEngine()
+        limits = ServiceLimits(max_requests=1, memory_bytes=1 << 20, lease_seconds=60.0)
+        service = VerifierService(engine, limits, process_epoch=1)
+        tokens = tuple(range(64))
+        await service.prefill(
+            Prefill(**NAMES, operation_id=0, token_ids=tokens, max_tokens=128, num_draft_tokens=2)
+        )
+        try:
+            await scenario(service, engine)
+        finally:
+            engine.gate.set()
+            await service.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_turns", [0, 5])
+def test_COM_7_an_abort_waits_for_its_upload_at_work(num_turns):
+    """COM-7: the lease that the upload takes in the end is released; the next upload gets one."""
+
+    async def scenario(service, engine):
+        upload = asyncio.ensure_future(service.upload(upload_of(1)))
+        for _ in range(num_turns):  # 0: the upload has not even begun.
+            await asyncio.sleep(0)
+        abort = asyncio.ensure_future(service.end_operation(Abort(key=key_of(1), reason="test")))
+        await asyncio.sleep(0.05)
+        assert not abort.done() or num_turns == 0
+        engine.gate.set()
+        await asyncio.gather(upload, abort, return_exceptions=True)
+        assert service.num_leases == 0
+        await service.upload(upload_of(2))
+        assert service.num_leases == 1
+
+    run(scenario)
+
+
+def test_COM_7_an_upload_after_its_abort_is_refused():
+    """COM-7: whatever arrives late takes no lease; the next operation goes on."""
+
+    async def scenario(service, engine):
+        engine.gate.set()
+        assert await service.end_operation(Abort(key=key_of(1), reason="test"))
+        with pytest.raises(RemoteRefusedError, match="not newer"):
+            await service.upload(upload_of(1))
+        assert service.num_leases == 0
+        await service.upload(upload_of(2))
+        assert not await service.end_operation(Ack(key=key_of(2)))
+
+    run(scenario)
+
+
+def test_COM_8_an_abort_of_a_request_that_ends_meanwhile_is_harmless():
+    """COM-8: the request is gone once the upload has ended, and so is its lease."""
+
+    async def scenario(service, engine):
+        upload = asyncio.ensure_future(service.upload(upload_of(1)))
+        await asyncio.sleep(0.05)
+        finish = asyncio.ensure_future(service.finish(Finish(**NAMES)))
+        abort = asyncio.ensure_future(service.end_operation(Abort(key=key_of(1), reason="test")))
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        await asyncio.gather(upload, finish, abort)
+        assert service.num_requests == service.num_leases == 0
+
+    run(scenario)
