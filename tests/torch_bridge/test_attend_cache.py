@@ -327,9 +327,13 @@ def test_models_with_attention_sinks_are_refused():
         AttendCache(model, budget="50%")
 
 
-def test_a_model_that_changes_keys_on_their_way_is_refused(llama):
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_model_that_changes_keys_on_their_way_is_refused(llama, num_layers):
     """Its attention would see the newest tokens only."""
-    with AttendCache(llama, budget="50%") as cache:
+    config = copy.deepcopy(llama.config)
+    config.num_hidden_layers = num_layers
+    model = type(llama)(config).eval()
+    with AttendCache(model, budget="50%") as cache:
         update = cache.update
 
         def copying_update(*args, **kwargs):
@@ -338,7 +342,7 @@ def test_a_model_that_changes_keys_on_their_way_is_refused(llama):
 
         cache.update = copying_update
         with pytest.raises(UnsupportedModelError, match="as they are"):
-            generate(llama, prompts([190]), cache)
+            generate(model, prompts([190]), cache)
 
 
 def static_cache(model):

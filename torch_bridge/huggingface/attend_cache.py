@@ -218,6 +218,7 @@ class AttendCache(Cache):
         self._is_gathering = attention == "gathered"
         self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
         self._num_rows_attended = 0
+        self._is_row_waiting = False
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
         super().__init__(layers=self._new_layers(config))
@@ -255,13 +256,15 @@ class AttendCache(Cache):
             )
         if self._num_rows_attended == _FAILED:
             raise ValueError("an earlier forward with this cache failed; make a new cache")
-        if self._num_rows_attended != row:
+        if self._is_row_waiting or self._num_rows_attended != row:
             raise UnsupportedModelError(
-                f"full-attention layer {row} got keys when {self._num_rows_attended} had attended. "
+                f"full-attention layer {row} got keys when {self._num_rows_attended} had attended"
+                f"{', and the keys before were not attended to' if self._is_row_waiting else ''}. "
                 f"{type(self._model).__name__} does not hand a cache's keys to its attention as "
                 "they are, or shares them between layers, or left a forward half done; such an "
                 "architecture is not supported."
             )
+        self._is_row_waiting = True
 
     def begin_forward(
         self, key: torch.Tensor, mask: torch.Tensor | None, *, is_first: bool
@@ -306,6 +309,7 @@ class AttendCache(Cache):
 
     def end_row(self, row: int) -> None:
         """Takes note that a row has attended; the last one ends the forward."""
+        self._is_row_waiting = False
         self._num_rows_attended = row + 1
         if self._num_rows_attended == self._sizes.geometry.num_rows:
             for sequence in self.sequences:
@@ -317,6 +321,7 @@ class AttendCache(Cache):
         super().reset()
         _close_sequences(self.sequences)
         self._num_rows_attended = 0
+        self._is_row_waiting = False
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Refused."""
