@@ -283,6 +283,8 @@ def test_what_does_not_fit_or_is_closed_is_refused(llama):
         {"budget": "0%"},
         {"budget": "50%", "reselect_every_tokens": 0},
         {"budget": "50%", "block_tokens": 0},
+        {"budget": "50%", "max_tokens": 0},
+        {"budget": "50%", "max_tokens": -64},
         {"budget": "50%", "layout": "hnd"},
         {"budget": "50%", "attention": "eager"},
     ],

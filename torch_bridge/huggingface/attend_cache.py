@@ -194,6 +194,8 @@ class AttendCache(Cache):
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
         check_counts(reselect_every_tokens=reselect_every_tokens, block_tokens=block_tokens)
+        if max_tokens is not None:
+            check_counts(max_tokens=max_tokens)
         check_names(layout=layout, attention=attention)
         check_attention(model)
         if model.dtype not in BLOCK_ATTENTION_DTYPES:
@@ -204,7 +206,7 @@ class AttendCache(Cache):
         if model.device.type != "cpu":
             raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
         config = model.config.get_text_config(decoder=True)
-        self.max_tokens = max_tokens or int(config.max_position_embeddings)
+        self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
         self._sizes = store_sizes(
             model,
             block_tokens=block_tokens,
