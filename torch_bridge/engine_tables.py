@@ -124,28 +124,30 @@ def from_flashinfer(
         Each request's physical blocks, and its keys.
 
     Raises:
-        ValueError: if the arrays contradict each other.
+        ValueError: if the arrays contradict each other, or a negative block is among the pages.
     """
     indptr, indices, last = tables
-    num_pages = np.diff(indptr)
-    is_last_fine = np.where(num_pages > 0, (last >= 1) & (last <= block_tokens), last == 0)
-    if (
-        indptr.size != last.size + 1
-        or indptr[0] != 0
-        or indptr[-1] != indices.size
-        or (num_pages < 0).any()
-    ):
+    is_rising = (
+        indptr.size == last.size + 1
+        and indptr[0] == 0
+        and indptr[-1] == indices.size
+        and bool((np.diff(indptr) >= 0).all())
+    )
+    if not is_rising:
         raise ValueError(
             f"`kv_indptr` is {indptr.tolist()} for {last.size} requests and {indices.size} pages; "
             "expected it to rise from 0 to the number of pages, one entry more than requests"
         )
+    num_pages = np.diff(indptr)
+    is_last_fine = np.where(num_pages > 0, (last >= 1) & (last <= block_tokens), last == 0)
     if not is_last_fine.all():
         raise ValueError(
             f"`kv_last_page_len` is {last.tolist()}; expected 1 to {block_tokens}, and 0 only "
             "where a request has no page"
         )
-    num_keys = np.maximum(num_pages - 1, 0) * block_tokens + last
-    return [indices[first:end] for first, end in pairwise(indptr)], num_keys.tolist()
+    num_keys: list[int] = (np.maximum(num_pages - 1, 0) * block_tokens + last).tolist()
+    blocks = [indices[first:end] for first, end in pairwise(indptr)]
+    return _used(blocks, num_keys, block_tokens), num_keys
 
 
 def _used(

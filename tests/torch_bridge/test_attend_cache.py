@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 from attend_twin import AttendTwin
-from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GptOssConfig,
+    GptOssForCausalLM,
+    StaticCache,
+    StoppingCriteriaList,
+)
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
@@ -277,6 +283,8 @@ def test_what_does_not_fit_or_is_closed_is_refused(llama):
         {"budget": "0%"},
         {"budget": "50%", "reselect_every_tokens": 0},
         {"budget": "50%", "block_tokens": 0},
+        {"budget": "50%", "max_tokens": 0},
+        {"budget": "50%", "max_tokens": -64},
         {"budget": "50%", "layout": "hnd"},
         {"budget": "50%", "attention": "eager"},
     ],
@@ -321,9 +329,13 @@ def test_models_with_attention_sinks_are_refused():
         AttendCache(model, budget="50%")
 
 
-def test_a_model_that_changes_keys_on_their_way_is_refused(llama):
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_model_that_changes_keys_on_their_way_is_refused(llama, num_layers):
     """Its attention would see the newest tokens only."""
-    with AttendCache(llama, budget="50%") as cache:
+    config = copy.deepcopy(llama.config)
+    config.num_hidden_layers = num_layers
+    model = type(llama)(config).eval()
+    with AttendCache(model, budget="50%") as cache:
         update = cache.update
 
         def copying_update(*args, **kwargs):
@@ -332,7 +344,50 @@ def test_a_model_that_changes_keys_on_their_way_is_refused(llama):
 
         cache.update = copying_update
         with pytest.raises(UnsupportedModelError, match="as they are"):
-            generate(llama, prompts([190]), cache)
+            generate(model, prompts([190]), cache)
+
+
+def static_cache(model):
+    """A prompt, then a token: the cache has more keys than tokens."""
+    tokens, cache = prompts([40], 40)["input_ids"], StaticCache(model.config, max_cache_len=64)
+    first = model(tokens, past_key_values=cache).logits
+    return torch.cat([first, model(tokens[:, :1], past_key_values=cache).logits], 1)
+
+
+def packed(model):
+    """Two sequences in one row, told apart by their positions."""
+    positions = torch.arange(20).repeat(2)[None]
+    return model(prompts([40], 40)["input_ids"], position_ids=positions, use_cache=False).logits
+
+
+def second_turn(model):
+    """Several tokens of several rows after a filled cache."""
+    tokens, cache = prompts([60, 60], 60)["input_ids"], DynamicCache(config=model.config)
+    model(tokens[:, :40], past_key_values=cache)
+    return model(tokens[:, 40:], past_key_values=cache).logits
+
+
+def training(model):
+    """Dropout is the model's own business."""
+    dropped = model.config.attention_dropout
+    layers = [layer.self_attn for layer in model.model.layers]
+    try:
+        for layer in layers:
+            layer.attention_dropout = 0.5
+        torch.manual_seed(8)
+        return model.train()(prompts([40], 40)["input_ids"], use_cache=False).logits
+    finally:
+        model.eval()
+        for layer in layers:
+            layer.attention_dropout = dropped
+
+
+@pytest.mark.parametrize("use", [static_cache, packed, second_turn, training])
+def test_other_uses_of_the_model_are_stock_while_a_cache_is_open(family, use):
+    with torch.inference_mode():
+        expected = use(family)
+        with AttendCache(family, budget="50%"):
+            assert torch.equal(use(family), expected)
 
 
 def test_stock_caches_are_stock_under_the_borrowed_name(family):

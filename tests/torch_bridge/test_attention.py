@@ -6,8 +6,10 @@ import torch
 
 from torch_bridge.huggingface.attention import (
     BLOCKS_KEYWORD,
+    attention_over_blocks,
     blockcompact_attention,
     blockcompact_mask,
+    causal_tail_attention,
     causal_tail_mask,
 )
 
@@ -43,7 +45,7 @@ def _random_qkv(num_queries, num_keys, seed=0):
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 50), (5, 50), (5, 5), (50, 50)])
 def test_attention_is_causal_attention_whose_queries_are_the_last_keys(num_queries, num_keys):
     query, key, value = _random_qkv(num_queries, num_keys)
-    out, _ = blockcompact_attention(_Module(), query, key, value, None, scaling=0.3)
+    out = causal_tail_attention(query, key, value, 0.3).transpose(1, 2)
     weights = _probabilities(query[0].double().numpy(), key[0].double().numpy(), 0.3)
     expected = np.einsum("hqk,hkd->qhd", weights, np.repeat(value[0].double().numpy(), 3, axis=0))
     np.testing.assert_allclose(out[0].numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -51,12 +53,12 @@ def test_attention_is_causal_attention_whose_queries_are_the_last_keys(num_queri
 
 def test_a_query_never_sees_a_later_key():
     query, key, value = _random_qkv(5, 40)
-    before, _ = blockcompact_attention(_Module(), query, key, value, None)
+    before = causal_tail_attention(query, key, value, 0.25).transpose(1, 2)
     for place in range(5):
         changed_key, changed_value = key.clone(), value.clone()
         changed_key[:, :, 36 + place :] = 100.0
         changed_value[:, :, 36 + place :] = -100.0
-        after, _ = blockcompact_attention(_Module(), query, changed_key, changed_value, None)
+        after = causal_tail_attention(query, changed_key, changed_value, 0.25).transpose(1, 2)
         assert torch.equal(before[:, : place + 1], after[:, : place + 1])
         assert place == 4 or not torch.equal(before[:, place + 1], after[:, place + 1])
 
@@ -66,17 +68,18 @@ def test_mask_repeats_along_the_query_axis():
     assert mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]] * 3
 
 
-def test_full_layers_get_no_mask_and_sliding_layers_the_stock_one():
-    assert blockcompact_mask(1, 4, 20) is None
-    mask = blockcompact_mask(1, 2, 3, q_offset=1, local_size=2, allow_is_causal_skip=False)
+def test_full_layers_get_no_mask_in_a_sessions_forward_and_sliding_ones_the_stock_one():
+    with attention_over_blocks():
+        assert blockcompact_mask(1, 4, 20, q_offset=16) is None
+        mask = blockcompact_mask(1, 2, 3, q_offset=1, local_size=2, allow_is_causal_skip=False)
     assert mask.shape == (1, 1, 2, 3)
+    assert blockcompact_mask(1, 4, 20, q_offset=16).shape == (1, 1, 4, 20)
 
 
 def test_padded_batches_get_the_stock_mask():
     padding = torch.tensor([[True, True, True], [False, True, True]])
     mask = blockcompact_mask(2, 2, 3, q_offset=1, attention_mask=padding)
     assert mask[:, 0].int().tolist() == [[[1, 1, 0], [1, 1, 1]], [[0, 1, 0], [0, 1, 1]]]
-    assert blockcompact_mask(2, 2, 3, q_offset=1, attention_mask=padding[:1]) is None
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def test_other_dtypes_counts_and_sizes_are_refused():
         ([0, 2, 1], [8, 1], "rise from 0"),
         ([1, 2], [8], "rise from 0"),
         ([0, 2], [8, 8], "one entry more"),
+        ([0, 1, 2], [8, 8, 8], "one entry more"),
+        ([], [], "one entry more"),
     ],
 )
 def test_flashinfer_arrays_that_contradict_each_other_are_refused(indptr, last, message):
@@ -125,3 +127,11 @@ def test_flashinfer_arrays_that_contradict_each_other_are_refused(indptr, last, 
     )
     with pytest.raises(ValueError, match=message):
         from_flashinfer(tables, block_tokens=8)
+
+
+def test_a_hole_among_the_pages_of_flashinfer_is_refused():
+    pages = FlashInferTables(
+        *(np.array(each, np.int32) for each in ([0, 1, 3], [4, -1, 3], [8, 4]))
+    )
+    with pytest.raises(ValueError, match=r"`physical_blocks\[1\]` is \[-1, 3\].*HOLE"):
+        from_flashinfer(pages, block_tokens=8)

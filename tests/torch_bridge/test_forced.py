@@ -71,6 +71,23 @@ def test_CMP_4_a_wrong_verifier_is_a_numeric_violation_alone(loaded, monkeypatch
     assert not found.is_held
 
 
+def test_CMP_2_CMP_3_positions_after_another_token_are_listed_as_not_compared(loaded, monkeypatch):
+    """CMP-2, CMP-3: what a side consumed decides, not what it was meant to."""
+    session = forced.CompactionSession
+    right, drafted = session.draft_step, []
+
+    def draft_step(self, tokens):
+        drafted.append(tokens[0])
+        return right(self, [(tokens[0] + (len(drafted) == 8)) % 97])
+
+    monkeypatch.setattr(session, "draft_step", draft_step)
+    found = forced.compare_forced(options(), loaded)
+    assert found.draft.not_compared_positions == tuple(range(7, 20))
+    assert found.draft.num_compared_positions == 7
+    assert found.numeric.not_compared_positions == ()
+    assert not loaded.model.get_input_embeddings()._forward_pre_hooks
+
+
 def test_the_models_own_attention_is_back_afterwards(loaded):
     before = loaded.model.config._attn_implementation
     forced.compare_forced(options(), loaded)

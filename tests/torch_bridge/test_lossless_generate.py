@@ -3,7 +3,7 @@
 import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TypicalLogitsWarper
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
@@ -39,6 +39,28 @@ def test_greedy_tokens_are_the_stock_ones(model):
     expected = model.generate(**inputs, **GREEDY)
     assert torch.equal(model.generate(**inputs, **GREEDY, **LOSSLESS), expected)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_greedy_tokens_are_the_best_of_the_processed_logits(model):
+    """A typical-mass processor takes the best token away; draft and verifier both see that."""
+    inputs, plain = prompts([170]), []
+    for processors in ([], [TypicalLogitsWarper(0.3)]):
+        options = {**GREEDY, "logits_processor": LogitsProcessorList(processors)}
+        plain.append(model.generate(**inputs, **options))
+        assert torch.equal(model.generate(**inputs, **options, **LOSSLESS), plain[-1])
+    assert not torch.equal(plain[0], plain[1])
+
+
+def test_a_subclass_of_a_known_processor_is_refused(llama):
+    """It may look at the tokens before, which a processor of its base class does not."""
+
+    class Sees(TopKLogitsWarper):
+        def __call__(self, input_ids, scores):
+            return scores.index_fill(1, input_ids[0, -1:], -torch.inf)
+
+    options = {**GREEDY, **LOSSLESS, "logits_processor": LogitsProcessorList([Sees(5)])}
+    with pytest.raises(ValueError, match="has a Sees"):
+        llama.generate(**prompts([170]), **options)
 
 
 def test_rows_end_where_stock_rows_end(llama):
@@ -114,6 +136,28 @@ def test_what_cannot_be_honoured_is_refused(llama, options, error, message):
     with pytest.raises(error, match=message):
         llama.generate(**prompts([170]), **{**GREEDY, **LOSSLESS, **options})
     assert llama.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"position_ids": 2 * torch.arange(170)[None]}, "those that `attention_mask` implies"),
+        ({"position_ids": torch.arange(170)[None]}, "those that `attention_mask` implies"),
+        ({"output_router_logits": True}, "`output_router_logits` is given"),
+    ],
+)
+def test_keywords_of_the_forward_that_would_be_ignored_are_refused(llama, kwargs, message):
+    """Plain positions are wrong, too, where a row is padded."""
+    with pytest.raises(ValueError, match=message):
+        llama.generate(**{**prompts([170, 111]), **GREEDY, **LOSSLESS, **kwargs})
+
+
+def test_positions_that_the_mask_implies_are_taken(llama):
+    inputs = prompts([170, 111])
+    expected = llama.generate(**inputs, **GREEDY)
+    positions = inputs["attention_mask"].cumsum(-1) - 1
+    found = llama.generate(**inputs, **GREEDY, **LOSSLESS, position_ids=positions, use_cache=True)
+    assert torch.equal(found, expected)
 
 
 def test_a_filled_cache_and_a_streamer_of_two_rows_are_refused(llama):

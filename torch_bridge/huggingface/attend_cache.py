@@ -194,6 +194,8 @@ class AttendCache(Cache):
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
         check_counts(reselect_every_tokens=reselect_every_tokens, block_tokens=block_tokens)
+        if max_tokens is not None:
+            check_counts(max_tokens=max_tokens)
         check_names(layout=layout, attention=attention)
         check_attention(model)
         if model.dtype not in BLOCK_ATTENTION_DTYPES:
@@ -204,7 +206,7 @@ class AttendCache(Cache):
         if model.device.type != "cpu":
             raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
         config = model.config.get_text_config(decoder=True)
-        self.max_tokens = max_tokens or int(config.max_position_embeddings)
+        self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
         self._sizes = store_sizes(
             model,
             block_tokens=block_tokens,
@@ -218,6 +220,7 @@ class AttendCache(Cache):
         self._is_gathering = attention == "gathered"
         self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
         self._num_rows_attended = 0
+        self._is_row_waiting = False
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
         super().__init__(layers=self._new_layers(config))
@@ -255,13 +258,15 @@ class AttendCache(Cache):
             )
         if self._num_rows_attended == _FAILED:
             raise ValueError("an earlier forward with this cache failed; make a new cache")
-        if self._num_rows_attended != row:
+        if self._is_row_waiting or self._num_rows_attended != row:
             raise UnsupportedModelError(
-                f"full-attention layer {row} got keys when {self._num_rows_attended} had attended. "
+                f"full-attention layer {row} got keys when {self._num_rows_attended} had attended"
+                f"{', and the keys before were not attended to' if self._is_row_waiting else ''}. "
                 f"{type(self._model).__name__} does not hand a cache's keys to its attention as "
                 "they are, or shares them between layers, or left a forward half done; such an "
                 "architecture is not supported."
             )
+        self._is_row_waiting = True
 
     def begin_forward(
         self, key: torch.Tensor, mask: torch.Tensor | None, *, is_first: bool
@@ -306,6 +311,7 @@ class AttendCache(Cache):
 
     def end_row(self, row: int) -> None:
         """Takes note that a row has attended; the last one ends the forward."""
+        self._is_row_waiting = False
         self._num_rows_attended = row + 1
         if self._num_rows_attended == self._sizes.geometry.num_rows:
             for sequence in self.sequences:
@@ -317,6 +323,7 @@ class AttendCache(Cache):
         super().reset()
         _close_sequences(self.sequences)
         self._num_rows_attended = 0
+        self._is_row_waiting = False
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Refused."""

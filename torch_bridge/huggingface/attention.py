@@ -2,14 +2,17 @@
 
 Full-attention layers attend over the blocks of their cache: the whole KV when verifying, the
 resident blocks when drafting. In both the last `num_queries` keys are the queries' own, so one rule
-gives the causal mask for any block table. A `BlockAttention` reads the blocks in place; without it
-(or with a gathering cache) the keys and values that the cache layer handed out are attended to.
-Keys of an `AttendCache` name their layer, which attends itself. Sliding-window layers go to the
-stock function, and so does what a stock cache handed out: models keep working under this name.
+gives the causal mask for any block table. A `BlockAttention` reads the blocks in place; with a
+gathering cache the keys and values that the cache layer handed out are attended to. Keys of an
+`AttendCache` name their layer, which attends itself. All else, sliding-window layers too, gets the
+stock mask and goes to the stock function: models keep working under this name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -39,6 +42,9 @@ BLOCKS_KEYWORD = "blockcompact_blocks"
 KEY_OWNER = "blockcompact_layer"
 """Attribute of a key tensor: the cache layer that handed it out and attends in its place."""
 
+_is_over_blocks: ContextVar[bool] = ContextVar("blockcompact_is_over_blocks", default=False)
+"""Whether the forward that runs in this thread is one of a session."""
+
 _num_borrowers: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
@@ -57,26 +63,27 @@ def blockcompact_attention(
 
     Args:
         module: the attention module; its `layer_idx` is the decoder layer ID.
-        query: [1, num_query_heads, num_queries, head_dim], rotated.
-        key: [1, num_kv_heads, num_keys, head_dim] as the cache layer returned it; the last
-            num_queries are the queries' own.
+        query: [batch, num_query_heads, num_queries, head_dim], rotated; batch is 1 in a session.
+        key: [batch, num_kv_heads, num_keys, head_dim] as the cache layer returned it; where it is
+            ours, the last num_queries are the queries' own.
         value: as `key`.
-        attention_mask: the stock mask of sliding-window layers and of padded batches, else None.
+        attention_mask: what `blockcompact_mask` gave.
         scaling: softmax scale; None means head_dim ** -0.5.
-        dropout: must be 0 (inference only).
+        dropout: must be 0 over a cache of ours (inference only).
         **kwargs: `sliding_window` marks a sliding-window layer; `BLOCKS_KEYWORD` is where blocks
             are read in place and scored.
 
     Returns:
-        ([1, num_queries, num_query_heads, head_dim], None).
+        ([batch, num_queries, num_query_heads, head_dim], None).
 
     Raises:
-        ValueError: if dropout is asked for or a full-attention layer receives a mask.
-        UnsupportedModelError: if the model asks for another kind of attention.
+        ValueError: if, over a cache of ours, dropout is asked for, or a session's full-attention
+            layer receives a mask.
+        UnsupportedModelError: if the model asks there for another kind of attention.
     """
     blocks: BlockAttention | None = kwargs.pop(BLOCKS_KEYWORD, None)
     owner = getattr(key, KEY_OWNER, None)
-    is_stock = blocks is None and owner is None and attention_mask is not None and not dropout
+    is_stock = blocks is None and owner is None
     if is_stock or kwargs.get("sliding_window") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -87,21 +94,20 @@ def blockcompact_attention(
             f"{type(module).__name__} passes `{foreign[0]}` to attention, which the "
             f"`{ATTENTION_NAME}` attention does not compute; this architecture is not supported."
         )
-    if dropout or (owner is None and attention_mask is not None):
+    if dropout or (blocks is not None and attention_mask is not None):
         raise ValueError(
             f"`{ATTENTION_NAME}` attention got dropout={dropout} and "
             f"{'a' if attention_mask is not None else 'no'} mask for a full-attention layer; "
             "expected inference on one unpadded sequence. Call `model.eval()` and pass no mask."
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if owner is not None:
+    if blocks is None:
         out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
         return out, None
     layer: int = module.layer_idx  # type: ignore[assignment]
-    if blocks is not None and blocks.has_more_than_handed_out(layer):
+    if blocks.has_more_than_handed_out(layer):
         return blocks.attend(layer, query, scale), None
-    if blocks is not None:
-        blocks.score(layer, query, scale)
+    blocks.score(layer, query, scale)
     return causal_tail_attention(query, key, value, scale).transpose(1, 2).contiguous(), None
 
 
@@ -148,32 +154,27 @@ def causal_tail_mask(num_queries: int, num_keys: int, num_repeats: int = 1) -> t
 
 
 def blockcompact_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    *args: Any,
-    attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None,
-    **kwargs: Any,
+    *args: Any, local_size: int | None = None, **kwargs: Any
 ) -> torch.Tensor | None:
-    """Builds the stock mask for sliding-window layers and padded batches, else none.
+    """Builds the stock mask, except for the full-attention layers of a session's forward.
 
-    A full layer may hold fewer keys than its logical length, so a mask sized by the cache would be
+    Such a layer may hold fewer keys than its logical length, so a mask sized by the cache would be
     wrong for it; `blockcompact_attention` masks by the rule "the last keys are the queries' own".
-    In a padded batch the mask tells the cache what is padding.
+    An `AttendCache` reads off the stock mask what is padding.
     """
-    is_padded = attention_mask is not None and not bool(attention_mask.all())
-    if local_size is None and not is_padded:
+    if _is_over_blocks.get() and local_size is None:
         return None
-    return sdpa_mask(
-        batch_size,
-        q_length,
-        kv_length,
-        *args,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        **kwargs,
-    )
+    return sdpa_mask(*args, local_size=local_size, **kwargs)
+
+
+@contextmanager
+def attention_over_blocks() -> Iterator[None]:
+    """Runs a session's forward: its full-attention layers get no mask."""
+    token = _is_over_blocks.set(True)
+    try:
+        yield
+    finally:
+        _is_over_blocks.reset(token)
 
 
 def register() -> str:

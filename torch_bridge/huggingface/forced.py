@@ -7,16 +7,19 @@ tolerance. The draft attends to resident blocks only: how far it is off is what 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from blockcompact_jax.compare import (
     TOLERANCES,
     NumericComparison,
     PolicyDifference,
+    Tolerance,
     comparable_positions,
     compare_logits,
     compare_selections,
@@ -71,12 +74,20 @@ class ForcedComparison:
 
 
 @dataclass
+class _Side:
+    """Logits of one side, and the tokens that its forwards consumed for them."""
+
+    logits: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
 class _Forced:
     """What the session gave along the text."""
 
-    verified: list[torch.Tensor]
-    drafted: list[torch.Tensor]
     scores: list[np.ndarray[Any, Any]]
+    verified: _Side = field(default_factory=_Side)
+    drafted: _Side = field(default_factory=_Side)
 
 
 def compare_forced(
@@ -122,19 +133,11 @@ def compare_forced(
         expected = _force_stock(loaded, prefix, chunks, watcher)
         watcher.on_stage("comparing bytes on every path", None)
         paths = _compare_paths(session, along.scores, options, layout, len(context))
-    is_comparable = comparable_positions(np.array(forced), np.array(forced))
-    sides = {
-        name: compare_logits(
-            expected,
-            _stacked(logits),
-            is_comparable=is_comparable,
-            tolerance=TOLERANCES[options.dtype],
-        )
-        for name, logits in (("numeric", along.verified), ("draft", along.drafted))
-    }
+    tolerance = TOLERANCES[options.dtype]
     return ForcedComparison(
         paths=paths,
-        **sides,
+        numeric=_compare_sides(expected, along.verified, tolerance),
+        draft=_compare_sides(expected, along.drafted, tolerance),
         selections=_selections(along.scores, _budget_blocks(options, len(context))),
         num_context_tokens=len(context),
         num_forced_tokens=len(forced),
@@ -178,14 +181,16 @@ def _force(
     session: CompactionSession, chunks: list[list[int]], options: RunOptions, watcher: RunObserver
 ) -> _Forced:
     """Drafts and verifies every chunk of the text; all its tokens are kept, whatever they cost."""
-    along = _Forced(verified=[], drafted=[], scores=[_block_scores(session)])
+    along = _Forced(scores=[_block_scores(session)])
     num_done = 0
     watcher.on_stage("forcing the text through draft and verifier", sum(map(len, chunks)))
     for number, chunk in enumerate(chunks, start=1):
         # A step at a time, as drafts are made; the verifier takes all of them at once.
-        along.drafted += [session.draft_step([token]).clone() for token in chunk]
+        with _consumed_tokens(session.model, along.drafted.tokens):
+            along.drafted.logits += [session.draft_step([token]).clone() for token in chunk]
         is_scored = number % options.reselect_every_rounds == 0
-        along.verified.append(session.verify(chunk, is_scored=is_scored).clone())
+        with _consumed_tokens(session.model, along.verified.tokens):
+            along.verified.logits.append(session.verify(chunk, is_scored=is_scored).clone())
         session.confirm(len(chunk))
         if is_scored:
             along.scores.append(_block_scores(session))
@@ -197,17 +202,41 @@ def _force(
 
 def _force_stock(
     loaded: LoadedModel, prefix: StockPrefix, chunks: list[list[int]], watcher: RunObserver
-) -> np.ndarray[Any, Any]:
+) -> _Side:
     stock = prefix.to_stock(loaded.model.config)
-    logits: list[torch.Tensor] = []
+    side = _Side()
     num_done = 0
-    with torch.inference_mode():
+    with torch.inference_mode(), _consumed_tokens(loaded.model, side.tokens):
         for chunk in chunks:
             inputs = torch.tensor([chunk])
-            logits.append(loaded.model(inputs, past_key_values=stock, use_cache=True).logits[0])
+            out = loaded.model(inputs, past_key_values=stock, use_cache=True)
+            side.logits.append(out.logits[0])
             num_done += len(chunk)
             watcher.on_progress(num_done)
-    return _stacked(logits)
+    return side
+
+
+@contextmanager
+def _consumed_tokens(model: PreTrainedModel, tokens: list[int]) -> Iterator[None]:
+    """Adds the tokens that reach the model's embedding, whatever the caller meant to give it."""
+
+    def add(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        tokens.extend(inputs[0].flatten().tolist())
+
+    handle = model.get_input_embeddings().register_forward_pre_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _compare_sides(expected: _Side, actual: _Side, tolerance: Tolerance) -> NumericComparison:
+    return compare_logits(
+        _stacked(expected.logits),
+        _stacked(actual.logits),
+        is_comparable=comparable_positions(np.array(expected.tokens), np.array(actual.tokens)),
+        tolerance=tolerance,
+    )
 
 
 def _block_scores(session: CompactionSession) -> np.ndarray[Any, Any]:

@@ -54,6 +54,9 @@ _OF_ONE_TOKEN = (
 )
 """Processors that look at one token's logits only, and not at the tokens before."""
 
+_HONOURED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
+"""Keywords of the model's forward that a session's forwards take into account or do not need."""
+
 
 def lossless_generate(
     model: PreTrainedModel,
@@ -80,8 +83,10 @@ def lossless_generate(
     Args:
         model: a decoder-only model with stock SDPA attention, on the CPU.
         input_ids: [batch, num_tokens], prompts, padded on the left where they differ in length.
-        logits_processor: temperature, top-k, top-p, min-p, typical, epsilon or eta.
-        stopping_criteria: asked after every token, with the row's tokens and no scores.
+        logits_processor: temperature, top-k, top-p, min-p, typical, epsilon or eta; greedy
+            decoding takes the best of what they leave.
+        stopping_criteria: asked after every token, with the row's tokens and no scores. `max_time`
+            counts from the call, for all rows together: a row begun after it gets one token.
         generation_config: greedy or sampling.
         budget: share or number of whole blocks that each layer of the draft keeps resident.
         num_draft_tokens: tokens drafted a round.
@@ -91,7 +96,8 @@ def lossless_generate(
         layout: packed layout of the full KV.
         attention: "blocks", or "gathered" for the bits of stock attention.
         token_streamer: hears every row's tokens as they are confirmed; for a batch of one.
-        **model_kwargs: what `generate()` prepared for the model's forward.
+        **model_kwargs: what `generate()` prepared for the model's forward; a keyword that would
+            change it and cannot be honoured is refused.
 
     Returns:
         As `generate()`: [batch, num_tokens + num_new], padded on the right.
@@ -186,7 +192,7 @@ class _Row:
 def _sampler(config: GenerationConfig, processors: LogitsProcessorList) -> Sampler:
     """A sampler whose draws follow torch's own seed."""
     if not config.do_sample:
-        return Sampler(temperature=0, seed=0)
+        return ProcessedSampler(processors, seed=0, is_greedy=True)
     return ProcessedSampler(processors, seed=int(torch.randint(2**62, (1,))))
 
 
@@ -210,7 +216,7 @@ def _check(
 ) -> None:
     """Refuses what would be ignored or change the output."""
     for processor in processors:
-        if not isinstance(processor, _OF_ONE_TOKEN):
+        if type(processor) not in _OF_ONE_TOKEN:  # a subclass may look at the tokens before
             raise ValueError(
                 f"`logits_processor` has a {type(processor).__name__}; expected only "
                 f"{', '.join(kind.__name__ for kind in _OF_ONE_TOKEN)}: drafts are verified "
@@ -223,6 +229,15 @@ def _check(
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, None):
             raise ValueError(f"`{name}` is set; only the tokens are returned. Leave it out.")
+    _check_model_kwargs(input_ids, model_kwargs)
+    if streamer is not None and input_ids.shape[0] > 1:
+        raise OptionError(
+            f"`token_streamer` is given for a batch of {input_ids.shape[0]}; expected one row"
+        )
+
+
+def _check_model_kwargs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Refuses keywords of the model's forward that a session's forwards would not hand on."""
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         raise ValueError(
@@ -231,7 +246,23 @@ def _check(
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("`inputs_embeds` is given; expected `input_ids`")
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise OptionError(
-            f"`token_streamer` is given for a batch of {input_ids.shape[0]}; expected one row"
+    mask = model_kwargs.get("attention_mask")
+    if mask is None:
+        mask = torch.ones_like(input_ids)
+    positions = model_kwargs.get("position_ids")
+    is_visible = mask.bool()
+    expected = mask.long().cumsum(-1) - 1
+    if positions is not None and (
+        positions.shape[-1:] != expected.shape[-1:]
+        or not bool(((positions == expected) | ~is_visible).all())
+    ):
+        raise ValueError(
+            "`position_ids` are given; expected those that `attention_mask` implies, 0 for a row's "
+            "first token and one more for each next. Leave them out."
         )
+    for name, value in model_kwargs.items():
+        if name not in _HONOURED and value is not None and value is not False:
+            raise ValueError(
+                f"`{name}` is given for the model's forward; expected only "
+                f"{', '.join(_HONOURED)}: drafts and verifications would run without. Leave it out."
+            )

@@ -25,6 +25,10 @@ class Sampler:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
 
+    def processed(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocabulary] whose largest a greedy choice takes."""
+        return logits
+
     def probabilities(self, logits: torch.Tensor) -> Float32[np.ndarray, "*tokens vocabulary"]:
         """Softmax of logits [..., vocabulary] at the temperature, in float32."""
         return (logits.float() / self.temperature).softmax(-1).numpy()
@@ -38,23 +42,28 @@ class Sampler:
     def choose(self, logits: torch.Tensor) -> int:
         """Chooses the next token from logits [vocabulary]."""
         if self.is_greedy:
-            return int(logits.argmax())
+            return int(self.processed(logits).argmax())
         return self.draw(self.probabilities(logits))
 
 
 class ProcessedSampler(Sampler):
-    """Draws from logits as transformers' own processors leave them.
+    """Chooses from logits as transformers' own processors leave them.
 
     Only processors that look at one token's logits, and not at the tokens before, fit.
     """
 
-    def __init__(self, processors: LogitsProcessorList, *, seed: int) -> None:
-        super().__init__(temperature=1, seed=seed)
+    def __init__(
+        self, processors: LogitsProcessorList, *, seed: int, is_greedy: bool = False
+    ) -> None:
+        super().__init__(temperature=0 if is_greedy else 1, seed=seed)
         self._processors = processors
+
+    def processed(self, logits: torch.Tensor) -> torch.Tensor:
+        """The processed logits [..., vocabulary], in float32."""
+        rows = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        no_tokens = torch.empty(rows.shape[0], 0, dtype=torch.long)
+        return self._processors(no_tokens, rows).reshape(logits.shape)  # type: ignore[arg-type]
 
     def probabilities(self, logits: torch.Tensor) -> Float32[np.ndarray, "*tokens vocabulary"]:
         """Softmax of the processed logits [..., vocabulary], in float32."""
-        rows = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
-        no_tokens = torch.empty(rows.shape[0], 0, dtype=torch.long)
-        processed = self._processors(no_tokens, rows)  # type: ignore[arg-type]
-        return processed.softmax(-1).reshape(logits.shape).numpy()
+        return self.processed(logits).softmax(-1).numpy()

@@ -151,7 +151,8 @@ def _accept(draft: _Draft, logits: torch.Tensor, sampler: Sampler) -> tuple[int,
     """Returns how many drafted tokens stand, and the token after them."""
     drafted = np.asarray(draft.tokens, np.int32)
     if sampler.is_greedy:
-        acceptance = _accept_greedy(drafted, logits.argmax(-1).to(torch.int32).numpy())
+        best = sampler.processed(logits).argmax(-1)
+        acceptance = _accept_greedy(drafted, best.to(torch.int32).numpy())
     else:
         acceptance = _accept_sampled(
             drafted,

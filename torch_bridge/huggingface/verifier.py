@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from torch_bridge.full import FullKV
-from torch_bridge.huggingface.attention import BLOCKS_KEYWORD
+from torch_bridge.huggingface.attention import BLOCKS_KEYWORD, attention_over_blocks
 from torch_bridge.huggingface.block_attention import BlockAttention
 from torch_bridge.huggingface.cache import CompactedCache, Phase
 from torch_bridge.huggingface.layers import UnsupportedModelError
@@ -46,7 +46,7 @@ class BlockForward:
         cache = self._cache
         cache.phase = phase
         blocks.is_scored, blocks.num_layers_attended = is_scored, 0
-        with torch.inference_mode():
+        with torch.inference_mode(), attention_over_blocks():
             logits = self._model(
                 torch.from_numpy(np.asarray([token_ids])),
                 past_key_values=cache,
