@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from blockcompact_jax.monitor.results import read_results
 from blockcompact_jax.monitor.serve import serve_page
 
 from .pages import write_benchmark, write_checks, write_document, write_sweep
+
+STORED_RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
 
 
 @pytest.fixture
@@ -98,6 +101,19 @@ def test_benchmarks_are_tables_and_their_sampled_runs_are_runs(document, tmp_pat
         ["job", "median_us"],
         [["pack", 3.5], ["gather", None]],
     )
+
+
+@pytest.mark.skipif(not STORED_RESULTS, reason="not a source checkout")
+def test_every_stored_result_of_this_project_stands_in_the_page(document):
+    """MON-1: `blockcompact monitor 'benchmarks/results/*.json'`, as the guide has it."""
+    page = build_page(document=document, checks=None, results=STORED_RESULTS)
+    benchmarks = {each["file"]: each for each in data_of(page)["benchmarks"]}
+    assert list(benchmarks) == [path.name for path in STORED_RESULTS]
+    for each in benchmarks.values():
+        assert all(table["rows"] for table in each["tables"])
+        assert each["origin"]["machine.processor"]
+    quality = {table["name"]: table for table in benchmarks["quality.json"]["tables"]}["results"]
+    assert {"model", "method", "budget", "num_kept_tokens", "kl"} <= set(quality["columns"])
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"a": 1}', "no json"])
