@@ -99,6 +99,48 @@ def test_MON_1_a_line_that_was_never_finished_is_run_again(tmp_path):
     assert len(read_rows(path)) == 3
 
 
+@pytest.mark.parametrize("rest", [5, 60, 200])
+def test_MON_1_a_first_line_that_was_never_finished_is_run_again(tmp_path, rest):
+    """MON-1: also a sweep killed while writing its very first row is resumed."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine(), CONFIGURATIONS[:1])
+    path.write_bytes(path.read_bytes()[:rest])
+    engine = CountingEngine()
+    sweep(path, engine, CONFIGURATIONS[:1])
+    assert (engine.ran, len(read_rows(path))) == (["10%"], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", b'{"model": "m"}'),
+        ("run.json", b""),
+        ("notes.jsonl", b'{"model": "m"}'),
+        ("notes.jsonl", b'{"model": "m"}\n{"model": "n"}\n'),
+        ("notes.jsonl", b'{"model": "m"}\n{"model"'),
+    ],
+)
+def test_MON_1_a_file_that_is_no_sweep_is_left_as_it_is(tmp_path, name, content):
+    """MON-1: a wrong `--out` destroys nothing."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CompactionError, match=r"`(out|results)` is"):
+        ResultFile(path)
+    assert path.read_bytes() == content
+
+
+def test_MON_1_only_a_line_feed_ends_a_row(tmp_path):
+    """MON-1: a text with other line breaks in it is stored and read as it is."""
+    path = tmp_path / "s.jsonl"
+    text = "a\u2028b\u2029c\x85d\ne\rf\x0cg"
+    configurations = expand([{"budget": ["10%", text]}])
+    sweep(path, CountingEngine(), configurations)
+    assert [row["configuration"]["budget"] for row in read_rows(path)] == ["10%", text]
+    engine = CountingEngine()
+    sweep(path, engine, configurations)
+    assert engine.ran == []
+
+
 def test_MON_1_an_interrupt_keeps_what_is_done(tmp_path):
     """MON-1: Ctrl-C is no failed configuration."""
 
