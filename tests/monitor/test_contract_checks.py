@@ -49,6 +49,14 @@ def test_MON_2_every_number_of_the_projects_own_document_is_found():
     assert {contract.number for contract in parse_contracts(text)} == mentioned
 
 
+def test_MON_2_plain_prose_in_a_section_defines_nothing():
+    """MON-2: a paragraph or a bullet without a number is no contract and no fault."""
+    document = (
+        "## ABC — a\nPlain prose, as in ABC-1.\n\n- a plain bullet in UTF-8\n- ABC-1 One thing.\n"
+    )
+    assert [contract.text for contract in parse_contracts(document)] == ["One thing."]
+
+
 def test_numbers_are_whole_words():
     found = numbers_in("SEL-3 test_DIF_4_x xSEL-5 SEL-6a SEL-77, (COM-8) SEL-3 USEL-1")
     assert found == ("SEL-3", "DIF-4", "SEL-77", "COM-8")
@@ -60,6 +68,9 @@ def test_numbers_are_whole_words():
         ("# nothing", "has no contract"),
         ("## ABC — a\n- ABC-1 x\n- ABC-1 y\n", "defines ABC-1 twice"),
         ("## ABC — a\n- XYZ-1 x\n", "in the section of ABC"),
+        ("## ABC — a\n- ABC-1 x\n- **ABC-2** y\n", "names a number and defines none"),
+        ("## ABC — a\n- ABC-1 x\n- ABC_2 y\n", "names a number and defines none"),
+        ("## ABC — a\nPlain prose.\n", "has no contract"),
     ],
 )
 def test_a_broken_document_is_refused(document, said):
