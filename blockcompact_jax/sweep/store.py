@@ -7,13 +7,29 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast
 
 from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.strict_json import parse_json
 
 SCHEMA = "blockcompact sweep row, version 1"
 _ROW_START = json.dumps({"schema": SCHEMA})[:-1].encode()
 """How a row begins on disk, whole or torn."""
+_JSON = {str: "a text", dict: "an object", int: "a number", float: "a number", NoneType: "null"}
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "configuration_hash": (str,),
+    "configuration": (dict,),
+    "state": (str,),
+    "error": (str, NoneType),
+    "created": (str,),
+    "wall_seconds": (float, int),
+    "report": (dict, NoneType),
+    "machine": (dict,),
+    "versions": (dict,),
+    "sources": (dict,),
+}
+"""What every row has, and as what."""
 
 
 class ResultFile:
@@ -126,8 +142,8 @@ def _resume(path: Path) -> list[dict[str, Any]]:
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        row: Any = json.loads(line.decode("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        row: Any = parse_json(line.decode("utf-8"))
+    except ValueError as error:
         raise CompactionError(
             f"`results` is {str(path)!r}, whose line {number} is no JSON ({error}); a sweep "
             "that was interrupted drops an unfinished last line when it is resumed."
@@ -137,4 +153,16 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
             f"`results` is {str(path)!r}, whose line {number} is no row of a sweep; expected "
             f"`schema` {SCHEMA!r}."
         )
-    return cast(dict[str, Any], row)
+    return _check_fields(cast(dict[str, Any], row), path, number)
+
+
+def _check_fields(row: dict[str, Any], path: Path, number: int) -> dict[str, Any]:
+    for name, kinds in _FIELDS.items():
+        if name not in row or not isinstance(row[name], kinds):
+            found = repr(row[name])[:60] if name in row else "absent"
+            expected = " or ".join(dict.fromkeys(_JSON[kind] for kind in kinds))
+            raise CompactionError(
+                f"`results` is {str(path)!r}, where `{name}` of line {number} is {found}; expected "
+                f"{expected}. Remove the line, and the sweep runs its configuration again."
+            )
+    return row

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.provenance import now, origin
+from blockcompact_jax.strict_json import check_finite
 from blockcompact_jax.sweep.grid import Configuration, configuration_hash
 from blockcompact_jax.sweep.store import SCHEMA, ResultFile
 
@@ -102,7 +103,9 @@ def _run_one(configuration: Configuration, engine: Engine) -> dict[str, Any]:
     report: dict[str, Any] | None = None
     error = None
     try:
-        report = engine.run(configuration)
+        measured = engine.run(configuration)
+        check_finite(measured, "report")
+        report = measured
     except Exception as fault:  # one bad configuration must not end a sweep of hours
         error = " ".join(f"{type(fault).__name__}: {fault}".split())
     return {

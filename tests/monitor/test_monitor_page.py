@@ -124,6 +124,55 @@ def test_other_files_are_refused(tmp_path, text):
         read_results(path)
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+def test_numbers_that_JSON_does_not_have_are_refused(tmp_path, number):
+    path = tmp_path / "r.json"
+    path.write_text(f'{{"results": [{{"median_us": {number}}}]}}')
+    with pytest.raises(CompactionError, match=rf"`results` is .*no JSON \({number}"):
+        read_results(path)
+
+
+def test_a_report_that_lacks_a_value_is_refused_by_name(tmp_path):
+    sweep = write_sweep(tmp_path / "s.jsonl", budgets=(5,))
+    report = json.loads(sweep.read_text())["report"]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**report, "metrics": 3}))
+    with pytest.raises(CompactionError, match=r"`results` is .*run\.json"):
+        read_results(path)
+    del report["block_tokens"]
+    path.write_text(json.dumps(report))
+    with pytest.raises(CompactionError, match=r"`results` is .*run\.json.*'block_tokens'"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda checks: checks.pop("contracts"), "has no `contracts`"),
+        (lambda checks: checks.update(contracts=3), "`contracts` is no list"),
+        (lambda checks: checks["contracts"][1].pop("text"), "has no `text` of a contract"),
+        (lambda checks: checks["tests"].clear(), r"has no `tests/area/\S+` of `tests`"),
+    ],
+)
+def test_MON_2_incomplete_checks_are_refused_by_name(document, tmp_path, change, said):
+    """MON-2: a board is made of whole checks."""
+    path = write_checks(tmp_path / "checks.json")
+    checks = json.loads(path.read_text())
+    change(checks)
+    path.write_text(json.dumps(checks))
+    with pytest.raises(CompactionError, match=f"`checks` is .*{said}"):
+        build_page(document=document, checks=path, results=[])
+
+
+def test_integers_that_a_browser_would_round_are_text(document, tmp_path):
+    path = tmp_path / "b.json"
+    values = [2**53, 2**53 + 1, -(2**60) - 1]
+    path.write_text(json.dumps({"results": [{"seed": value} for value in values]}))
+    page = build_page(document=document, checks=None, results=[path])
+    (table,) = data_of(page)["benchmarks"][0]["tables"]
+    assert table["rows"] == [[2**53], [str(2**53 + 1)], [str(-(2**60) - 1)]]
+
+
 class Elements(HTMLParser):
     def __init__(self):
         super().__init__()
@@ -145,6 +194,23 @@ def test_the_page_needs_nothing_from_elsewhere(document, tmp_path):
     assert "url(" not in page
     assert "@import" not in page
     assert "default-src 'none'" in page
+
+
+def test_the_server_outlives_any_fault_of_a_page():
+    def build():
+        raise KeyError("configuration")
+
+    with serve_page(build, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/", timeout=10)
+            assert error.value.code == 500
+            assert error.value.read() == b"KeyError: 'configuration'"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_server_makes_the_page_anew_and_answers_only_loopback_names():

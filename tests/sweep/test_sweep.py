@@ -141,6 +141,51 @@ def test_MON_1_only_a_line_feed_ends_a_row(tmp_path):
     assert engine.ran == []
 
 
+def test_MON_1_a_report_that_JSON_cannot_hold_is_a_failed_configuration(tmp_path):
+    """MON-1: a NaN ends no sweep; the row says which value it was."""
+
+    class Unmeasured(CountingEngine):
+        def run(self, configuration):
+            report = super().run(configuration)
+            if configuration["budget"] == "25%":
+                report["metrics"]["rounds"] = [1.0, float("nan")]
+            return report
+
+    path = tmp_path / "s.jsonl"
+    summary = sweep(path, Unmeasured())
+    ((failed, error),) = summary.failures
+    assert failed["budget"] == "25%"
+    assert "`report.metrics.rounds[1]` is nan" in error
+    assert [row["state"] for row in read_rows(path)] == ["done", "failed", "done"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: row.pop("configuration"), "`configuration` of line 2 is absent"),
+        (lambda row: row.update(report=3), "`report` of line 2 is 3; expected an object or null"),
+        (lambda row: row.update(wall_seconds=float("inf")), "line 2 is no JSON .*Infinity"),
+    ],
+)
+def test_MON_1_a_broken_row_is_refused_by_line_and_name(tmp_path, change, said):
+    """MON-1: a reader says what is wrong where."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine())
+    rows = read_rows(path)
+    change(rows[1])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(CompactionError, match=said):
+        read_rows(path)
+
+
+def test_MON_1_a_file_in_another_encoding_is_refused(tmp_path):
+    """MON-1: bytes that are no UTF-8 are no row."""
+    path = tmp_path / "s.jsonl"
+    path.write_bytes('{"schema": "ü"}\n'.encode("latin-1"))
+    with pytest.raises(CompactionError, match=r"line 1 is no JSON .*utf-8"):
+        read_rows(path)
+
+
 def test_MON_1_an_interrupt_keeps_what_is_done(tmp_path):
     """MON-1: Ctrl-C is no failed configuration."""
 

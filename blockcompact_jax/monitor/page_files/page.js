@@ -311,7 +311,7 @@
       const known = typeof each === "number";
       return [h("span", {}, label(name)), h("div", { class: "track" },
         h("div", { style: `width: ${known ? (100 * each) / highest : 0}%` })),
-        h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : "unmeasured")];
+        h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : each ?? "unmeasured")];
     }));
   }
   const valueTable = (rows, heads) => h("div", { class: "scroll" }, h("table", {},
