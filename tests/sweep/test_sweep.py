@@ -205,11 +205,26 @@ def test_MON_1_results_of_other_sources_are_not_mixed(tmp_path, monkeypatch):
     """MON-1: one file never holds the results of two versions of the code."""
     path = tmp_path / "s.jsonl"
     sweep(path, CountingEngine(), CONFIGURATIONS[:1])
-    monkeypatch.setattr(sweep_module, "origin", lambda: {"sources": {"blockcompact_jax": "other"}})
-    engine = CountingEngine()
-    with pytest.raises(CompactionError, match="other sources"):
-        sweep(path, engine)
-    assert engine.ran == []
+    here = sweep_module.origin()
+    for name, said in (("sources", "other sources"), ("versions", "other versions")):
+        changed = {**here, name: {**here[name], "jax": "other"}}
+        monkeypatch.setattr(sweep_module, "origin", lambda changed=changed: changed)
+        engine = CountingEngine()
+        with pytest.raises(CompactionError, match=said):
+            sweep(path, engine)
+        assert engine.ran == []
+
+
+def test_MON_1_results_of_other_weights_are_not_mixed(tmp_path):
+    """MON-1: a directory's name says nothing of the weights in it."""
+    configurations = expand([{"model": ["./m", "n"], "budget": ["10%"]}])
+    path, arguments = tmp_path / "s.jsonl", {"observer": Watcher(), "engine": CountingEngine()}
+    for _ in range(2):
+        run_sweep(configurations, results=ResultFile(path), weights={"./m": "a"}, **arguments)
+    assert [row["weights"] for row in read_rows(path)] == ["a", None]
+    with pytest.raises(CompactionError, match="other files of the model"):
+        run_sweep(configurations, results=ResultFile(path), weights={"./m": "b"}, **arguments)
+    assert len(arguments["engine"].ran) == 2
 
 
 def test_MON_1_two_sweeps_are_compared(tmp_path):
