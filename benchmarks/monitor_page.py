@@ -90,6 +90,8 @@ def row_of(number: int) -> dict[str, Any]:
         "created": "2026-01-02T03:04:05+00:00",
         "wall_seconds": 1.0,
         "machine": {},
+        "versions": {},
+        "sources": {},
         "report": report,
     }
 

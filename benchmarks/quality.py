@@ -28,6 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from blockcompact_jax.provenance import machine, package_versions
 from torch_bridge.huggingface.attend_cache import AttendCache, AttendLayer
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
@@ -173,8 +174,21 @@ def kvpress_results(
         return json.loads(found.read_text())
 
 
-def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a method and budget: means over positions after the first, which is the prefill's."""
+def kvpress_versions(python: str) -> dict[str, str]:
+    """Versions in the environment of the presses."""
+    program = (
+        "import json; from importlib.metadata import version; "
+        "print(json.dumps({name: version(name) for name in ('kvpress', 'torch', 'transformers')}))"
+    )
+    done = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def rows_of(model: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a method and budget: means over all positions but the first.
+
+    The first prediction comes from the prefill. `samples` holds every position of every job.
+    """
     rows = []
     for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in results):
         mine = [r for r in results if (r["method"], r["budget"]) == (method, budget)]
@@ -182,12 +196,17 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         needles = [r for r in mine if r["job"].startswith("needle")]
         rows.append(
             {
+                "model": model,
                 "method": method,
                 "budget": budget,
                 "num_kept_tokens": statistics.fmean(r["num_kept_tokens"] for r in texts or mine),
                 "kl": _mean(texts, "kl"),
                 "top1": _mean(texts, "is_top1_equal"),
                 "needle_recall": _mean(needles, "is_token_found"),
+                "samples": [
+                    {name: value for name, value in r.items() if name not in ("method", "budget")}
+                    for r in mine
+                ],
             }
         )
     return sorted(rows, key=lambda row: (row["budget"], row["kl"] or 0.0))
@@ -196,6 +215,18 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _mean(results: list[dict[str, Any]], name: str) -> float | None:
     values = [value for r in results for value in r[name][1:] if value is not None]
     return statistics.fmean(values) if values else None
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    print(f"{'method':28}{'budget':>7}{'kept':>8}{'KL':>8}{'top-1':>7}{'needle':>8}")
+    for row in rows:
+        print(
+            f"{row['method']:28}{row['budget']:7.0%}{row['num_kept_tokens']:8.0f}"
+            + "".join(
+                f"{'-' if row[key] is None else format(row[key], '.3f'):>8}"
+                for key in ("kl", "top1", "needle_recall")
+            )
+        )
 
 
 def main() -> None:
@@ -213,14 +244,15 @@ def main() -> None:
     if python is None and importlib.util.find_spec("kvpress") is not None:
         python = sys.executable
     document: dict[str, Any] = {
-        "kvpress": python is not None or "not installed",
-        "torch": torch.__version__,
+        "machine": machine(),
+        "versions": package_versions(),
+        "kvpress_versions": "not installed" if python is None else kvpress_versions(python),
         "arguments": {
             name: value
             for name, value in vars(arguments).items()
             if name not in ("json", "kvpress_python")
         },
-        "models": {},
+        "results": [],
     }
     for name in arguments.models:
         loaded = load_model(name, dtype=torch.float32)
@@ -239,18 +271,11 @@ def main() -> None:
             results = our_results(loaded.model, jobs, arguments.block_tokens)
         if python is not None:
             results += kvpress_results(python, loaded, jobs, arguments.block_tokens)
-        document["models"][name] = {"summary": summary(results), "samples": results}
-        arguments.json.write_text(json.dumps(document))
+        rows = rows_of(name, results)
+        document["results"] += rows
+        arguments.json.write_text(json.dumps(document) + "\n")
         print(f"\n{name}, {arguments.context:,} tokens, blocks of {arguments.block_tokens}")
-        print(f"{'method':28}{'budget':>7}{'kept':>8}{'KL':>8}{'top-1':>7}{'needle':>8}")
-        for row in document["models"][name]["summary"]:
-            print(
-                f"{row['method']:28}{row['budget']:7.0%}{row['num_kept_tokens']:8.0f}"
-                + "".join(
-                    f"{'-' if row[key] is None else format(row[key], '.3f'):>8}"
-                    for key in ("kl", "top1", "needle_recall")
-                )
-            )
+        print_rows(rows)
     if python is None:
         print("kvpress: not installed")
 

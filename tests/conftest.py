@@ -7,6 +7,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from hypothesis import HealthCheck, settings
 
+from blockcompact_jax.monitor.run_record import pytest_sessionstart  # noqa: F401  # a hook
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # The first example of a test pays for compilation, so no example has a deadline.

@@ -39,6 +39,22 @@ def test_kernels_benchmark_refuses_to_time_a_wrong_answer(monkeypatch):
         kernels.check_bytes(calls, "upload")
 
 
+def test_the_guides_table_of_quality_is_that_of_the_file():
+    """Every cell of the table, and the tokens kept beside each: equal budgets keep unequal ones."""
+    guide = (SCRIPTS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    lines = guide.partition("## Quality")[2].partition("\n## ")[0].splitlines()
+    table = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    results = json.loads((SCRIPTS / "results" / "quality.json").read_text())["results"]
+    expected = {}
+    for row in sorted(results, key=lambda row: row["budget"]):
+        cells = expected.setdefault(row["method"], [])
+        cells += [f"{row['num_kept_tokens']:,.0f}", f"{row['kl']:.3f}"]
+        cells += [f"{row['top1']:.2f}", f"{row['needle_recall']:.2f}"]
+    assert {
+        name.partition(", block-")[0].partition(", token-")[0]: cells for name, *cells in table
+    } == (expected)
+
+
 def test_planning_benchmark_refuses_to_time_a_wrong_answer(monkeypatch):
     """Every rival's answer is compared with a stable sort's, tied scores included."""
     monkeypatch.syspath_prepend(str(SCRIPTS))

@@ -111,7 +111,7 @@ def _print(checks: dict[str, Any], json_path: Path) -> None:
         console.print(f"not in the document: {number}, named by {labels[0]}")
     if checks["changed_after_the_run"]:
         console.print(
-            f"changed after the run: {len(checks['changed_after_the_run'])} test files; run again"
+            f"changed after the run: {len(checks['changed_after_the_run'])} files; run again"
         )
     counts = ", ".join(f"{number} {state}" for state, number in count_states(checks).items())
     console.print(f"{counts}; written to {json_path}")

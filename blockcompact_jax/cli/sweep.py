@@ -71,10 +71,16 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
     results = ResultFile(out)
     with make_observer() as observer:
-        from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models
+        from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models, local_weights
 
         fetch_models(configurations, observer)
-        summary = run_sweep(configurations, engine=LoadedRuns(), results=results, observer=observer)
+        summary = run_sweep(
+            configurations,
+            engine=LoadedRuns(),
+            results=results,
+            observer=observer,
+            weights=local_weights(configurations),
+        )
     if parquet is not None:
         write_parquet(results.rows, parquet)
     _print_rows(results, configurations)

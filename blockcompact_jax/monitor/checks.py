@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from blockcompact_jax.monitor.contracts import Contract, parse_contracts
 from blockcompact_jax.monitor.named_tests import NamedTest, find_tests
 from blockcompact_jax.monitor.outcomes import Outcome, Outcomes, State, read_outcomes
-from blockcompact_jax.provenance import (
-    machine,
-    now,
-    package_versions,
-    sha256_of,
-    source_hashes,
-)
+from blockcompact_jax.monitor.run_record import tested_files
+from blockcompact_jax.provenance import now, sha256_of
 
-SCHEMA = "blockcompact contract checks, version 1"
+SCHEMA = "blockcompact contract checks, version 2"
 _CONTRACT_STATE = {State.FAILED: "failed", State.PASSED: "held", State.NOT_RUN: "not run"}
 
 
@@ -36,7 +30,8 @@ def check_contracts(
 
     Returns:
         The contents of `contract_checks.json`, plain JSON values. A contract is "held" where a test
-        that names it passed and none failed, "failed" where one failed, else "not run".
+        that names it passed with the sources as they are now and none failed, "failed" where one
+        failed, else "not run".
 
     Raises:
         CompactionError: if one of the files cannot be used.
@@ -44,7 +39,7 @@ def check_contracts(
     root = tests.resolve().parent
     contracts = parse_contracts(document.read_text(encoding="utf-8"))
     named = find_tests(tests.resolve(), root=root)
-    outcomes = read_outcomes(results, named)
+    outcomes = read_outcomes(results, named, tested_files(tests))
     test_paths = sorted({root / test.path for test in named})
     sources = {_relative(path, root): sha256_of(path) for path in (document, *results, *test_paths)}
     return {
@@ -52,14 +47,10 @@ def check_contracts(
         "created": now(),
         "seed": seed,
         "command": command,
-        "machine": machine(),
-        "versions": package_versions(),
-        "packages": source_hashes(),
         "sources": sources,
         "runs": outcomes.timestamps,
-        "changed_after_the_run": [
-            _relative(path, root) for path in test_paths if _is_newer(path, outcomes)
-        ],
+        "origins": {path: _origin(record) for path, record in outcomes.records.items()},
+        "changed_after_the_run": list(outcomes.changed),
         "contracts": [_contract_row(contract, named, outcomes) for contract in contracts],
         "areas": _area_rows(named, outcomes),
         "tests": {
@@ -163,12 +154,9 @@ def _unknown_numbers(
     return unknown
 
 
-def _is_newer(path: Path, outcomes: Outcomes) -> bool:
-    """Whether a source was changed after the first run began; not known is not newer."""
-    begins = [
-        datetime.fromisoformat(text).astimezone() for text in outcomes.timestamps.values() if text
-    ]
-    return bool(begins) and path.stat().st_mtime > min(begins).timestamp()
+def _origin(record: dict[str, Any] | None) -> dict[str, Any]:
+    """Where a run says it was; all is null where it says nothing."""
+    return {name: record and record[name] for name in ("machine", "versions", "sources")}
 
 
 def _relative(path: Path, root: Path) -> str:

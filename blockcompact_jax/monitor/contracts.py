@@ -48,7 +48,7 @@ def parse_contracts(document: str) -> tuple[Contract, ...]:
 
     Raises:
         CompactionError: if a number is defined twice, a bullet stands in another family's section,
-            or the document has no contract.
+            a bullet there names a number and defines none, or the document has no contract.
     """
     found: list[Contract] = []
     family, title = "", ""
@@ -59,7 +59,7 @@ def parse_contracts(document: str) -> tuple[Contract, ...]:
         elif _OTHER_HEADING.match(paragraph):
             family, title = "", ""
         elif family:
-            for number, text in _defined_in(paragraph):
+            for number, text in _defined_in(paragraph, family):
                 if not number.startswith(f"{family}-"):
                     raise CompactionError(
                         f"`document` defines {number} in the section of {family}; move it to "
@@ -94,11 +94,19 @@ def _paragraphs(document: str) -> list[str]:
     return parts
 
 
-def _defined_in(paragraph: str) -> list[tuple[str, str]]:
+def _defined_in(paragraph: str, family: str) -> list[tuple[str, str]]:
     bullet = _BULLET.match(paragraph)
     if bullet is not None:
         return [(bullet[1], bullet[2])]
     starts = list(_IN_PROSE.finditer(paragraph))
+    if not starts:
+        # Of this family alone: UTF-8 and SHA-256 look like numbers of others.
+        if paragraph.startswith("- ") and any(n[:3] == family for n in numbers_in(paragraph)):
+            raise CompactionError(
+                f"`document` has the bullet {paragraph[:60]!r}, which names a number and defines "
+                "none; begin it `- SEL-3 text`, or write it as a sentence."
+            )
+        return []
     ends = [start.start() for start in starts[1:]] + [len(paragraph)]
     return [
         (start[1], paragraph[start.end() : end].strip())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 from xml.etree import ElementTree
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.monitor.named_tests import NamedTest
+from blockcompact_jax.monitor.run_record import changed_files, read_record
 
 _MAX_REASON_CHARACTERS = 300
 
@@ -29,7 +31,7 @@ class Outcome:
     Attributes:
         num_passed: cases that passed.
         num_failed: cases that failed or had an error.
-        num_skipped: cases that were skipped or failed as expected.
+        num_skipped: cases that were skipped, failed as expected, or passed with other sources.
         seconds: time of all cases.
         reasons: why cases were skipped or failed, each once.
     """
@@ -56,22 +58,31 @@ class Outcomes:
         by_label: outcome of every test, also of those that no file mentions.
         unknown: cases of the files that belong to no test.
         timestamps: when each result file's run began, by file; None where the file does not say.
+        records: what each run recorded of its sources and machine, by file; None likewise.
+        changed: files that differ from those that one of the runs tested.
     """
 
     by_label: dict[str, Outcome]
     unknown: tuple[str, ...]
     timestamps: dict[str, str | None]
+    records: dict[str, dict[str, Any] | None]
+    changed: tuple[str, ...]
 
 
-def read_outcomes(paths: Iterable[Path], tests: Iterable[NamedTest]) -> Outcomes:
+def read_outcomes(
+    paths: Iterable[Path], tests: Iterable[NamedTest], files: dict[str, str]
+) -> Outcomes:
     """Reads result files and gives each test its cases.
 
     A module that could not be collected counts as a failure of each of its tests, one that was
-    skipped whole as a skip of each.
+    skipped whole as a skip of each. A pass with other sources than those of now, or with unknown
+    ones, counts as a skip too: it says nothing about them. Another test module's change is no such
+    difference. A failure stays one.
 
     Args:
         paths: JUnit XML files; several of one suite (other environments) add up.
         tests: the tests of the sources.
+        files: the sources as they are now, from `tested_files`.
 
     Raises:
         CompactionError: if a file is missing, is no JUnit XML, or holds no result.
@@ -81,10 +92,16 @@ def read_outcomes(paths: Iterable[Path], tests: Iterable[NamedTest]) -> Outcomes
     by_label = {test.label: Outcome() for test in known}
     unknown: list[str] = []
     timestamps: dict[str, str | None] = {}
+    records: dict[str, dict[str, Any] | None] = {}
+    changed: set[str] = set()
+    path_of = {test.label: test.path for test in known}
     for path in paths:
         root = _read(path)
         suite = root if root.tag == "testsuite" else root.find("testsuite")
         timestamps[str(path)] = suite.get("timestamp") if suite is not None else None
+        records[str(path)] = read_record(suite)
+        differing = changed_files(records[str(path)], files)
+        changed |= set(differing or ())
         cases = list(root.iter("testcase"))
         if not cases:
             raise CompactionError(f"`results` is {str(path)!r}, which holds no test result.")
@@ -93,8 +110,26 @@ def read_outcomes(paths: Iterable[Path], tests: Iterable[NamedTest]) -> Outcomes
             if not labels:
                 unknown.append(f"{case.get('classname', '')}::{case.get('name', '')}")
             for label in labels:
-                _book(by_label[label], case)
-    return Outcomes(by_label=by_label, unknown=tuple(unknown), timestamps=timestamps)
+                _book(by_label[label], case, _why_stale(differing, path_of[label]))
+    return Outcomes(
+        by_label=by_label,
+        unknown=tuple(unknown),
+        timestamps=timestamps,
+        records=records,
+        changed=tuple(sorted(changed)),
+    )
+
+
+def _why_stale(changed: tuple[str, ...] | None, test_path: str) -> str | None:
+    """Why a pass says nothing about the sources of now; None if it does."""
+    if changed is None:
+        return "passed, but the results do not say with what sources"
+    mine = [
+        name
+        for name in changed
+        if name == test_path or not PurePosixPath(name).name.startswith("test_")
+    ]
+    return f"passed, but {mine[0]} was another then ({len(mine)} files differ)" if mine else None
 
 
 def _read(path: Path) -> ElementTree.Element:
@@ -126,19 +161,19 @@ def _labels_of(
     return []
 
 
-def _book(outcome: Outcome, case: ElementTree.Element) -> None:
+def _book(outcome: Outcome, case: ElementTree.Element, why_stale: str | None) -> None:
     outcome.seconds += float(case.get("time", 0))
     fault = case.find("failure")
     fault = case.find("error") if fault is None else fault
     skip = case.find("skipped")
     if fault is not None:
         outcome.num_failed += 1
-    elif skip is not None:
+    elif skip is not None or why_stale is not None:
         outcome.num_skipped += 1
     else:
         outcome.num_passed += 1
     reason = fault if fault is not None else skip
-    text = _text_of(reason) if reason is not None else ""
+    text = _text_of(reason) if reason is not None else why_stale or ""
     if text and text[:_MAX_REASON_CHARACTERS] not in outcome.reasons:
         outcome.reasons.append(text[:_MAX_REASON_CHARACTERS])
 

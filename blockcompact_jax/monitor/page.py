@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, cast
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.monitor.checks import SCHEMA
@@ -15,6 +15,8 @@ from blockcompact_jax.monitor.contracts import parse_contracts
 from blockcompact_jax.monitor.results import ResultSet, columns_of, read_object, read_results
 from blockcompact_jax.provenance import machine, now, package_versions, sha256_of
 
+_MAX_EXACT = 2**53
+"""JSON.parse gives float64, which holds every integer up to this one."""
 _LEADING_COLUMNS = (
     "model",
     "dtype",
@@ -72,12 +74,7 @@ def _board(document: Path, checks: Path | None) -> dict[str, Any]:
     if checks is None:
         rows = [{**vars(contract), **_UNCHECKED} for contract in contracts]
         return {"contracts": rows, "areas": [], "tests": {}, "created": None, "seed": None}
-    found = read_object(checks, argument="checks")
-    if found.get("schema") != SCHEMA:
-        raise CompactionError(
-            f"`checks` is {str(checks)!r}, whose `schema` is {found.get('schema')!r}; expected "
-            f"{SCHEMA!r}. Make it with `blockcompact check`."
-        )
+    found = _read_checks(checks)
     promised = {contract.number: contract.text for contract in contracts}
     checked = {contract["number"]: contract["text"] for contract in found["contracts"]}
     if promised != checked:
@@ -90,6 +87,45 @@ def _board(document: Path, checks: Path | None) -> dict[str, Any]:
     return found
 
 
+def _read_checks(path: Path) -> dict[str, Any]:
+    """Whole checks: with everything that the page shows of them."""
+    found = read_object(path, argument="checks")
+    if found.get("schema") != SCHEMA:
+        raise CompactionError(
+            f"`checks` is {str(path)!r}, whose `schema` is {found.get('schema')!r}; expected "
+            f"{SCHEMA!r}. Make it with `blockcompact check`."
+        )
+    _check_fields(found, _CHECKS_FIELDS, "", path)
+    contracts: object = found["contracts"]
+    if not isinstance(contracts, list):
+        raise CompactionError(f"`checks` is {str(path)!r}, whose `contracts` is no list.")
+    for contract in cast(list[Any], contracts):
+        _check_fields(contract, _CONTRACT_FIELDS, " of a contract", path)
+        _check_fields(found["tests"], contract["tests"], " of `tests`", path)
+    return found
+
+
+def _check_fields(found: Any, names: Iterable[str], where: str, path: Path) -> None:
+    missing = [name for name in names if not isinstance(found, dict) or name not in found]
+    if missing:
+        raise CompactionError(
+            f"`checks` is {str(path)!r}, which has no `{missing[0]}`{where}. Make it with "
+            "`blockcompact check`."
+        )
+
+
+_CHECKS_FIELDS = ("contracts", "areas", "tests", "runs", "created", "seed", "changed_after_the_run")
+_CONTRACT_FIELDS = (
+    "number",
+    "family",
+    "family_title",
+    "text",
+    "state",
+    "tests",
+    "num_tests",
+    "num_cases",
+    "reasons",
+)
 _UNCHECKED: dict[str, Any] = {
     "state": "not run",
     "tests": [],
@@ -113,11 +149,21 @@ def _benchmark(results: ResultSet) -> dict[str, Any]:
     }
 
 
+def _as_shown(value: Any) -> Any:
+    """Integers that the page's program would round, as text."""
+    if isinstance(value, dict):
+        parts = cast(dict[str, Any], value)
+        return {name: _as_shown(part) for name, part in parts.items()}
+    if isinstance(value, list):
+        return [_as_shown(part) for part in cast(list[Any], value)]
+    return str(value) if isinstance(value, int) and abs(value) > _MAX_EXACT else value
+
+
 def _render(title: str, data: dict[str, Any]) -> str:
     folder = files("blockcompact_jax.monitor") / "page_files"
     parts = {name: (folder / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     # No `<` in the data: nothing in it can end the element it stands in.
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(_as_shown(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     shell = Template((folder / "page.html").read_text(encoding="utf-8"))
     name = title.replace("&", "&amp;").replace("<", "&lt;")
     return shell.substitute(title=name, data=text, style=parts["css"], program=parts["js"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from blockcompact_jax.costs import costs_from_metrics
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.provenance import sha256_of
+from blockcompact_jax.strict_json import parse_json
 from blockcompact_jax.sweep.store import flatten, read_rows
 
 _OPTION_NAMES = {"context": "context_tokens"}
@@ -54,8 +54,19 @@ def read_results(path: Path) -> ResultSet:
     """Reads one file: `.jsonl` of a sweep, or `.json` of a run or a benchmark.
 
     Raises:
-        CompactionError: if it is none of these.
+        CompactionError: if it is none of these, or a value in it cannot be used.
     """
+    try:
+        return _read_results(path)
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used ({error})"
+        raise CompactionError(
+            f"`results` is {str(path)!r}, which {what}; expected the file of a sweep, of "
+            "`run --json` or of a benchmark, as it was written."
+        ) from error
+
+
+def _read_results(path: Path) -> ResultSet:
     if path.suffix == ".jsonl":
         rows = read_rows(path)
         runs = [_sweep_row(row, path.name) for row in rows]
@@ -98,13 +109,15 @@ def read_object(path: Path, *, argument: str) -> dict[str, Any]:
         CompactionError: if it cannot be read or holds something else.
     """
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CompactionError(
             f"`{argument}` is {str(path)!r}, which cannot be read ({error.strerror})."
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CompactionError(f"`{argument}` is {str(path)!r}, which is no JSON.") from error
+    except ValueError as error:
+        raise CompactionError(
+            f"`{argument}` is {str(path)!r}, which is no JSON ({error})."
+        ) from error
     if not isinstance(document, dict):
         raise CompactionError(f"`{argument}` is {str(path)!r}, which holds no JSON object.")
     return cast(dict[str, Any], document)

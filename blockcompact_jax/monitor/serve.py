@@ -11,6 +11,11 @@ from blockcompact_jax.errors import CompactionError
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost"})
 
 
+def _said(error: Exception) -> str:
+    name = "" if isinstance(error, CompactionError) else f"{type(error).__name__}: "
+    return f"{name}{error}"
+
+
 def serve_page(build: Callable[[], str], *, port: int) -> ThreadingHTTPServer:
     """Opens a server that answers `/` with a page made anew; its `serve_forever` runs it.
 
@@ -36,8 +41,8 @@ def serve_page(build: Callable[[], str], *, port: int) -> ThreadingHTTPServer:
         def _answer(self) -> None:
             try:
                 status, kind, text = HTTPStatus.OK, "text/html", build()
-            except (CompactionError, OSError) as error:  # a file that is just being written
-                status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", str(error)
+            except Exception as error:  # such as a file that is just being written
+                status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", _said(error)
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

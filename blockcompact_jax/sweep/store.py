@@ -7,11 +7,29 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast
 
 from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.strict_json import parse_json
 
 SCHEMA = "blockcompact sweep row, version 1"
+_ROW_START = json.dumps({"schema": SCHEMA})[:-1].encode()
+"""How a row begins on disk, whole or torn."""
+_JSON = {str: "a text", dict: "an object", int: "a number", float: "a number", NoneType: "null"}
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "configuration_hash": (str,),
+    "configuration": (dict,),
+    "state": (str,),
+    "error": (str, NoneType),
+    "created": (str,),
+    "wall_seconds": (float, int),
+    "report": (dict, NoneType),
+    "machine": (dict,),
+    "versions": (dict,),
+    "sources": (dict,),
+}
+"""What every row has, and as what."""
 
 
 class ResultFile:
@@ -23,11 +41,17 @@ class ResultFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens a file for more rows, and drops a last line that was never finished."""
+        """Opens a file for more rows, and drops a last line that was never finished.
+
+        Raises:
+            CompactionError: if the file is none of a sweep; it is left as it is.
+        """
+        if path.suffix != ".jsonl":
+            raise CompactionError(
+                f"`out` is {str(path)!r}; give a file whose name ends in .jsonl, one row a line."
+            )
         self.path = path
-        if path.exists():
-            _drop_torn_line(path)
-        self.rows = read_rows(path) if path.exists() else []
+        self.rows = _resume(path) if path.exists() else []
 
     def append(self, row: dict[str, Any]) -> None:
         """Adds a row and forces it to disk."""
@@ -49,17 +73,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         CompactionError: if the file cannot be read, or a line is no row of a sweep.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise CompactionError(
-            f"`results` is {str(path)!r}, which cannot be read ({error.strerror})."
-        ) from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            rows.append(_parse(line, path, number))
-    return rows
+    return _rows_in(_content(path), path)
 
 
 def latest_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -94,12 +108,44 @@ def write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
-def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        return path.read_bytes()
+    except OSError as error:
         raise CompactionError(
-            f"`results` is {str(path)!r}, whose line {number} is no JSON ({error.msg}); a sweep "
+            f"`results` is {str(path)!r}, which cannot be read ({error.strerror})."
+        ) from error
+
+
+def _rows_in(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """Rows of whole lines. Only a line feed ends one: a text in a row may hold other breaks."""
+    lines = enumerate(content.split(b"\n"), start=1)
+    return [_parse(line, path, number) for number, line in lines if line.strip()]
+
+
+def _resume(path: Path) -> list[dict[str, Any]]:
+    """Whole rows of a file; a torn one after them is cut off, anything else is left alone."""
+    content = _content(path)
+    end = content.rfind(b"\n") + 1
+    whole, torn = content[:end], content[end:]
+    rows = _rows_in(whole, path)
+    if not torn:
+        return rows
+    if not rows and not (torn.startswith(_ROW_START) or _ROW_START.startswith(torn)):
+        raise CompactionError(
+            f"`out` is {str(path)!r}, which holds something else than rows of a sweep; give "
+            "another file."
+        )
+    os.truncate(path, end)
+    return rows
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row: Any = parse_json(line.decode("utf-8"))
+    except ValueError as error:
+        raise CompactionError(
+            f"`results` is {str(path)!r}, whose line {number} is no JSON ({error}); a sweep "
             "that was interrupted drops an unfinished last line when it is resumed."
         ) from error
     if not isinstance(row, dict) or cast(dict[str, Any], row).get("schema") != SCHEMA:
@@ -107,11 +153,16 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
             f"`results` is {str(path)!r}, whose line {number} is no row of a sweep; expected "
             f"`schema` {SCHEMA!r}."
         )
-    return cast(dict[str, Any], row)
+    return _check_fields(cast(dict[str, Any], row), path, number)
 
 
-def _drop_torn_line(path: Path) -> None:
-    with path.open("rb+") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+def _check_fields(row: dict[str, Any], path: Path, number: int) -> dict[str, Any]:
+    for name, kinds in _FIELDS.items():
+        if name not in row or not isinstance(row[name], kinds):
+            found = repr(row[name])[:60] if name in row else "absent"
+            expected = " or ".join(dict.fromkeys(_JSON[kind] for kind in kinds))
+            raise CompactionError(
+                f"`results` is {str(path)!r}, where `{name}` of line {number} is {found}; expected "
+                f"{expected}. Remove the line, and the sweep runs its configuration again."
+            )
+    return row

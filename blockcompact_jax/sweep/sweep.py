@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.provenance import now, origin
+from blockcompact_jax.strict_json import check_finite
 from blockcompact_jax.sweep.grid import Configuration, configuration_hash
 from blockcompact_jax.sweep.store import SCHEMA, ResultFile
 
@@ -56,6 +57,7 @@ def run_sweep(
     engine: Engine,
     results: ResultFile,
     observer: SweepObserver,
+    weights: Mapping[str, str] | None = None,
 ) -> SweepSummary:
     """Runs all configurations whose result is not stored yet.
 
@@ -67,17 +69,14 @@ def run_sweep(
         engine: runs one.
         results: where rows are stored, and which are done.
         observer: hears of progress.
+        weights: digest of a model's files, by model, for models whose name does not fix them.
 
     Raises:
-        CompactionError: if `results` were made by other sources: they would be mixed silently.
+        CompactionError: if `results` were made by other sources, other versions of packages or
+            other weights: they would be mixed silently.
     """
-    here = origin()
-    stored = next((row for row in results.rows if row["sources"] != here["sources"]), None)
-    if stored is not None:
-        raise CompactionError(
-            f"`out` is {str(results.path)!r}, whose results were made by other sources of this "
-            "package; give another file, and compare the two with `blockcompact sweep diff`."
-        )
+    here, digests = origin(), weights or {}
+    _check_same_origin(results, here, digests)
     completed = results.completed()
     open_ones = [each for each in configurations if configuration_hash(each) not in completed]
     failures: list[tuple[Configuration, str]] = []
@@ -85,7 +84,7 @@ def run_sweep(
     observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))
     for number, configuration in enumerate(open_ones, start=1):
         row = _run_one(configuration, engine)
-        results.append({**row, **here})
+        results.append({**row, "weights": digests.get(str(configuration.get("model"))), **here})
         if row["error"] is not None:
             failures.append((configuration, row["error"]))
         observer.on_progress(number)
@@ -97,12 +96,32 @@ def run_sweep(
     )
 
 
+def _check_same_origin(
+    results: ResultFile, here: Mapping[str, object], weights: Mapping[str, str]
+) -> None:
+    for row in results.rows:
+        others = {
+            "sources of this package": row["sources"] != here["sources"],
+            "versions of its packages": row["versions"] != here["versions"],
+            "files of the model": row.get("weights")
+            != weights.get(str(row["configuration"].get("model")), row.get("weights")),
+        }
+        differing = [name for name, is_other in others.items() if is_other]
+        if differing:
+            raise CompactionError(
+                f"`out` is {str(results.path)!r}, whose results were made by other {differing[0]}; "
+                "give another file, and compare the two with `blockcompact sweep diff`."
+            )
+
+
 def _run_one(configuration: Configuration, engine: Engine) -> dict[str, Any]:
     created, begin = now(), time.perf_counter()
     report: dict[str, Any] | None = None
     error = None
     try:
-        report = engine.run(configuration)
+        measured = engine.run(configuration)
+        check_finite(measured, "report")
+        report = measured
     except Exception as fault:  # one bad configuration must not end a sweep of hours
         error = " ".join(f"{type(fault).__name__}: {fault}".split())
     return {

@@ -59,6 +59,9 @@ def project(tmp_path):
     (tmp_path / "docs" / "contracts.md").write_text(DOCUMENT, encoding="utf-8")
     (tmp_path / "tests" / "area").mkdir(parents=True)
     (tmp_path / "tests" / "area" / "test_things.py").write_text(TESTS)
+    (tmp_path / "tests" / "conftest.py").write_text(
+        "from blockcompact_jax.monitor.run_record import pytest_sessionstart\n"
+    )
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\nmarkers = ["gpu: needs a device"]\n'
     )

@@ -93,7 +93,7 @@ def write_checks(path, *, states=("held", "failed", "not run")):
         )
     ]
     checks = {
-        "schema": "blockcompact contract checks, version 1",
+        "schema": "blockcompact contract checks, version 2",
         "created": "2026-01-02T03:04:05+00:00",
         "seed": 3,
         "runs": {"results.xml": "2026-01-02T03:00:00"},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.monitor import run_record
 from blockcompact_jax.monitor.checks import check_contracts, count_states
 from blockcompact_jax.monitor.contracts import numbers_in, parse_contracts
 
@@ -49,6 +50,14 @@ def test_MON_2_every_number_of_the_projects_own_document_is_found():
     assert {contract.number for contract in parse_contracts(text)} == mentioned
 
 
+def test_MON_2_plain_prose_in_a_section_defines_nothing():
+    """MON-2: a paragraph or a bullet without a number is no contract and no fault."""
+    document = (
+        "## ABC — a\nPlain prose, as in ABC-1.\n\n- a plain bullet in UTF-8\n- ABC-1 One thing.\n"
+    )
+    assert [contract.text for contract in parse_contracts(document)] == ["One thing."]
+
+
 def test_numbers_are_whole_words():
     found = numbers_in("SEL-3 test_DIF_4_x xSEL-5 SEL-6a SEL-77, (COM-8) SEL-3 USEL-1")
     assert found == ("SEL-3", "DIF-4", "SEL-77", "COM-8")
@@ -60,6 +69,9 @@ def test_numbers_are_whole_words():
         ("# nothing", "has no contract"),
         ("## ABC — a\n- ABC-1 x\n- ABC-1 y\n", "defines ABC-1 twice"),
         ("## ABC — a\n- XYZ-1 x\n", "in the section of ABC"),
+        ("## ABC — a\n- ABC-1 x\n- **ABC-2** y\n", "names a number and defines none"),
+        ("## ABC — a\n- ABC-1 x\n- ABC_2 y\n", "names a number and defines none"),
+        ("## ABC — a\nPlain prose.\n", "has no contract"),
     ],
 )
 def test_a_broken_document_is_refused(document, said):
@@ -110,6 +122,43 @@ def test_MON_3_one_environment_adds_to_another_and_hides_no_failure(project, run
     assert checks["changed_after_the_run"] == ["tests/area/test_things.py"]
 
 
+def test_MON_3_a_pass_with_other_sources_holds_nothing(project, run_tests, monkeypatch):
+    """MON-3: what passed is another program's evidence once a source or the test has changed."""
+    results = run_tests()
+    assert states_of(checks_of(project, results))["ABC-1"] == "held"
+    other = project / "tests" / "area" / "test_other.py"
+    other.write_text("def test_nothing(): pass\n")
+    checks = checks_of(project, results)
+    assert states_of(checks)["ABC-1"] == "held"
+    assert checks["changed_after_the_run"] == ["tests/area/test_other.py"]
+    (project / "ffi").mkdir()
+    (project / "ffi" / "x.cc").write_text("int x;")
+    checks = checks_of(project, results)
+    rows = {contract["number"]: contract for contract in checks["contracts"]}
+    assert (rows["ABC-1"]["state"], rows["ABC-2"]["state"]) == ("not run", "failed")
+    assert rows["ABC-1"]["reasons"] == ["passed, but ffi/x.cc was another then (1 files differ)"]
+    (project / "ffi" / "x.cc").unlink()
+    module = project / "module.py"
+    module.write_text("x = 1\n")
+    known = run_record.python_files()
+    monkeypatch.setattr(
+        run_record, "python_files", lambda: {**known, "blockcompact_jax/new.py": module}
+    )
+    checks = checks_of(project, results)
+    assert states_of(checks)["ABC-1"] == "not run"
+    assert "blockcompact_jax/new.py" in checks["changed_after_the_run"]
+
+
+def test_MON_3_results_that_do_not_say_what_they_tested_hold_nothing(project, run_tests):
+    """MON-3: an XML of any age, without a record, is no evidence for these sources."""
+    (project / "tests" / "conftest.py").write_text("")
+    results = run_tests()
+    checks = checks_of(project, results)
+    assert "held" not in states_of(checks).values()
+    assert states_of(checks)["ABC-2"] == "failed"
+    assert checks["origins"][str(results)] == {"machine": None, "versions": None, "sources": None}
+
+
 def test_MON_3_a_module_that_cannot_be_imported_fails_its_contracts(project, run_tests, write_test):
     """MON-3: no test of a broken module ran, and the board does not hide why."""
     write_test("test_broken.py", "import absent_module\ndef test_ABC_4(): pass\n")
@@ -150,7 +199,12 @@ def test_MON_2_every_source_is_there_with_its_hash(project, run_tests):
     for name in ("docs/contracts.md", "tests/area/test_things.py", results.name):
         expected = hashlib.sha256((project / name).read_bytes()).hexdigest()
         assert checks["sources"][name] == expected
-    assert set(checks["packages"]) == {"blockcompact_jax", "torch_bridge"}
+    assert checks["changed_after_the_run"] == []
+    ((path, origin),) = checks["origins"].items()
+    assert path == str(results)
+    assert set(origin["sources"]) == {"blockcompact_jax", "torch_bridge"}
+    assert origin["machine"]["num_cpus"] >= 1
+    assert origin["versions"]["python"]
     assert checks["seed"] == 3
 
 

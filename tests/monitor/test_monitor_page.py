@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from blockcompact_jax.monitor.results import read_results
 from blockcompact_jax.monitor.serve import serve_page
 
 from .pages import write_benchmark, write_checks, write_document, write_sweep
+
+STORED_RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
 
 
 @pytest.fixture
@@ -100,12 +103,74 @@ def test_benchmarks_are_tables_and_their_sampled_runs_are_runs(document, tmp_pat
     )
 
 
+@pytest.mark.skipif(not STORED_RESULTS, reason="not a source checkout")
+def test_every_stored_result_of_this_project_stands_in_the_page(document):
+    """MON-1: `blockcompact monitor 'benchmarks/results/*.json'`, as the guide has it."""
+    page = build_page(document=document, checks=None, results=STORED_RESULTS)
+    benchmarks = {each["file"]: each for each in data_of(page)["benchmarks"]}
+    assert list(benchmarks) == [path.name for path in STORED_RESULTS]
+    for each in benchmarks.values():
+        assert all(table["rows"] for table in each["tables"])
+        assert each["origin"]["machine.processor"]
+    quality = {table["name"]: table for table in benchmarks["quality.json"]["tables"]}["results"]
+    assert {"model", "method", "budget", "num_kept_tokens", "kl"} <= set(quality["columns"])
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", '{"a": 1}', "no json"])
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(CompactionError, match="`results` is"):
         read_results(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+def test_numbers_that_JSON_does_not_have_are_refused(tmp_path, number):
+    path = tmp_path / "r.json"
+    path.write_text(f'{{"results": [{{"median_us": {number}}}]}}')
+    with pytest.raises(CompactionError, match=rf"`results` is .*no JSON \({number}"):
+        read_results(path)
+
+
+def test_a_report_that_lacks_a_value_is_refused_by_name(tmp_path):
+    sweep = write_sweep(tmp_path / "s.jsonl", budgets=(5,))
+    report = json.loads(sweep.read_text())["report"]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**report, "metrics": 3}))
+    with pytest.raises(CompactionError, match=r"`results` is .*run\.json"):
+        read_results(path)
+    del report["block_tokens"]
+    path.write_text(json.dumps(report))
+    with pytest.raises(CompactionError, match=r"`results` is .*run\.json.*'block_tokens'"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda checks: checks.pop("contracts"), "has no `contracts`"),
+        (lambda checks: checks.update(contracts=3), "`contracts` is no list"),
+        (lambda checks: checks["contracts"][1].pop("text"), "has no `text` of a contract"),
+        (lambda checks: checks["tests"].clear(), r"has no `tests/area/\S+` of `tests`"),
+    ],
+)
+def test_MON_2_incomplete_checks_are_refused_by_name(document, tmp_path, change, said):
+    """MON-2: a board is made of whole checks."""
+    path = write_checks(tmp_path / "checks.json")
+    checks = json.loads(path.read_text())
+    change(checks)
+    path.write_text(json.dumps(checks))
+    with pytest.raises(CompactionError, match=f"`checks` is .*{said}"):
+        build_page(document=document, checks=path, results=[])
+
+
+def test_integers_that_a_browser_would_round_are_text(document, tmp_path):
+    path = tmp_path / "b.json"
+    values = [2**53, 2**53 + 1, -(2**60) - 1]
+    path.write_text(json.dumps({"results": [{"seed": value} for value in values]}))
+    page = build_page(document=document, checks=None, results=[path])
+    (table,) = data_of(page)["benchmarks"][0]["tables"]
+    assert table["rows"] == [[2**53], [str(2**53 + 1)], [str(-(2**60) - 1)]]
 
 
 class Elements(HTMLParser):
@@ -129,6 +194,23 @@ def test_the_page_needs_nothing_from_elsewhere(document, tmp_path):
     assert "url(" not in page
     assert "@import" not in page
     assert "default-src 'none'" in page
+
+
+def test_the_server_outlives_any_fault_of_a_page():
+    def build():
+        raise KeyError("configuration")
+
+    with serve_page(build, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/", timeout=10)
+            assert error.value.code == 500
+            assert error.value.read() == b"KeyError: 'configuration'"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_server_makes_the_page_anew_and_answers_only_loopback_names():

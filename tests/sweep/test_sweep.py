@@ -99,6 +99,93 @@ def test_MON_1_a_line_that_was_never_finished_is_run_again(tmp_path):
     assert len(read_rows(path)) == 3
 
 
+@pytest.mark.parametrize("rest", [5, 60, 200])
+def test_MON_1_a_first_line_that_was_never_finished_is_run_again(tmp_path, rest):
+    """MON-1: also a sweep killed while writing its very first row is resumed."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine(), CONFIGURATIONS[:1])
+    path.write_bytes(path.read_bytes()[:rest])
+    engine = CountingEngine()
+    sweep(path, engine, CONFIGURATIONS[:1])
+    assert (engine.ran, len(read_rows(path))) == (["10%"], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", b'{"model": "m"}'),
+        ("run.json", b""),
+        ("notes.jsonl", b'{"model": "m"}'),
+        ("notes.jsonl", b'{"model": "m"}\n{"model": "n"}\n'),
+        ("notes.jsonl", b'{"model": "m"}\n{"model"'),
+    ],
+)
+def test_MON_1_a_file_that_is_no_sweep_is_left_as_it_is(tmp_path, name, content):
+    """MON-1: a wrong `--out` destroys nothing."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CompactionError, match=r"`(out|results)` is"):
+        ResultFile(path)
+    assert path.read_bytes() == content
+
+
+def test_MON_1_only_a_line_feed_ends_a_row(tmp_path):
+    """MON-1: a text with other line breaks in it is stored and read as it is."""
+    path = tmp_path / "s.jsonl"
+    text = "a\u2028b\u2029c\x85d\ne\rf\x0cg"
+    configurations = expand([{"budget": ["10%", text]}])
+    sweep(path, CountingEngine(), configurations)
+    assert [row["configuration"]["budget"] for row in read_rows(path)] == ["10%", text]
+    engine = CountingEngine()
+    sweep(path, engine, configurations)
+    assert engine.ran == []
+
+
+def test_MON_1_a_report_that_JSON_cannot_hold_is_a_failed_configuration(tmp_path):
+    """MON-1: a NaN ends no sweep; the row says which value it was."""
+
+    class Unmeasured(CountingEngine):
+        def run(self, configuration):
+            report = super().run(configuration)
+            if configuration["budget"] == "25%":
+                report["metrics"]["rounds"] = [1.0, float("nan")]
+            return report
+
+    path = tmp_path / "s.jsonl"
+    summary = sweep(path, Unmeasured())
+    ((failed, error),) = summary.failures
+    assert failed["budget"] == "25%"
+    assert "`report.metrics.rounds[1]` is nan" in error
+    assert [row["state"] for row in read_rows(path)] == ["done", "failed", "done"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: row.pop("configuration"), "`configuration` of line 2 is absent"),
+        (lambda row: row.update(report=3), "`report` of line 2 is 3; expected an object or null"),
+        (lambda row: row.update(wall_seconds=float("inf")), "line 2 is no JSON .*Infinity"),
+    ],
+)
+def test_MON_1_a_broken_row_is_refused_by_line_and_name(tmp_path, change, said):
+    """MON-1: a reader says what is wrong where."""
+    path = tmp_path / "s.jsonl"
+    sweep(path, CountingEngine())
+    rows = read_rows(path)
+    change(rows[1])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(CompactionError, match=said):
+        read_rows(path)
+
+
+def test_MON_1_a_file_in_another_encoding_is_refused(tmp_path):
+    """MON-1: bytes that are no UTF-8 are no row."""
+    path = tmp_path / "s.jsonl"
+    path.write_bytes('{"schema": "ü"}\n'.encode("latin-1"))
+    with pytest.raises(CompactionError, match=r"line 1 is no JSON .*utf-8"):
+        read_rows(path)
+
+
 def test_MON_1_an_interrupt_keeps_what_is_done(tmp_path):
     """MON-1: Ctrl-C is no failed configuration."""
 
@@ -118,11 +205,26 @@ def test_MON_1_results_of_other_sources_are_not_mixed(tmp_path, monkeypatch):
     """MON-1: one file never holds the results of two versions of the code."""
     path = tmp_path / "s.jsonl"
     sweep(path, CountingEngine(), CONFIGURATIONS[:1])
-    monkeypatch.setattr(sweep_module, "origin", lambda: {"sources": {"blockcompact_jax": "other"}})
-    engine = CountingEngine()
-    with pytest.raises(CompactionError, match="other sources"):
-        sweep(path, engine)
-    assert engine.ran == []
+    here = sweep_module.origin()
+    for name, said in (("sources", "other sources"), ("versions", "other versions")):
+        changed = {**here, name: {**here[name], "jax": "other"}}
+        monkeypatch.setattr(sweep_module, "origin", lambda changed=changed: changed)
+        engine = CountingEngine()
+        with pytest.raises(CompactionError, match=said):
+            sweep(path, engine)
+        assert engine.ran == []
+
+
+def test_MON_1_results_of_other_weights_are_not_mixed(tmp_path):
+    """MON-1: a directory's name says nothing of the weights in it."""
+    configurations = expand([{"model": ["./m", "n"], "budget": ["10%"]}])
+    path, arguments = tmp_path / "s.jsonl", {"observer": Watcher(), "engine": CountingEngine()}
+    for _ in range(2):
+        run_sweep(configurations, results=ResultFile(path), weights={"./m": "a"}, **arguments)
+    assert [row["weights"] for row in read_rows(path)] == ["a", None]
+    with pytest.raises(CompactionError, match="other files of the model"):
+        run_sweep(configurations, results=ResultFile(path), weights={"./m": "b"}, **arguments)
+    assert len(arguments["engine"].ran) == 2
 
 
 def test_MON_1_two_sweeps_are_compared(tmp_path):

@@ -8,7 +8,13 @@ import pytest
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.options import RunOptions
-from torch_bridge.huggingface.sweep import DEFAULT_GRID, OPTIONS, complete, options_of
+from torch_bridge.huggingface.sweep import (
+    DEFAULT_GRID,
+    OPTIONS,
+    complete,
+    local_weights,
+    options_of,
+)
 
 PROGRAM = [sys.executable, "-P", "-c", "from blockcompact_jax.cli import main; main()", "sweep"]
 
@@ -41,6 +47,21 @@ def test_every_option_of_a_run_but_its_prompt_can_be_swept():
 def test_a_wrong_option_is_refused_before_anything_runs(configuration, said):
     with pytest.raises(OptionError, match=said):
         complete(configuration)
+
+
+def test_MON_1_a_local_models_files_have_a_digest(tmp_path):
+    """MON-1: other weights under the same path are told from those before."""
+    weights = tmp_path / "model" / "weights.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"one")
+    names = (str(weights.parent), str(weights), "smollm2-135m", "owner/model")
+    configurations = [{"model": name} for name in names]
+    before = local_weights(configurations)
+    assert set(before) == set(names[:2])
+    assert local_weights(configurations) == before
+    weights.write_bytes(b"other")
+    after = local_weights(configurations)
+    assert all(after[name] != before[name] for name in before)
 
 
 def test_a_dry_run_lists_the_default_grid(tmp_path):

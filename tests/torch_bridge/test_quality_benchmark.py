@@ -64,6 +64,9 @@ def test_results_hold_every_position_but_scored_ones(quality, llama):
         budget = max(math.ceil(result["budget"] * 20), 2) * 8
         once = result["method"] != "blocks"
         assert not once or result["num_kept_tokens"] == budget  # 160 tokens have no partial block
-    (row, *_) = quality.summary(results)
+    rows = quality.rows_of("tiny", results)
+    assert sum(len(row["samples"]) for row in rows) == len(results)
+    (row, *_) = rows
+    assert (row["model"], row["samples"][0]["job"]) == ("tiny", "text 0")
     assert row["needle_recall"] is None
     assert row["kl"] >= 0

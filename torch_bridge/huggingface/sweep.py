@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from blockcompact_jax.provenance import sha256_of_text
 from torch_bridge.budget import Budget, OptionError, parse_budget
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.models.progress import StageObserver
@@ -135,3 +137,26 @@ def fetch_models(configurations: list[dict[str, Any]], observer: StageObserver) 
     for model in dict.fromkeys(str(each["model"]) for each in configurations):
         if model in MODELS:
             fetch_model(model, observer=observer)
+
+
+def local_weights(configurations: list[dict[str, Any]]) -> dict[str, str]:
+    """A digest for each model that is a local file or directory: its name says nothing of them.
+
+    It is one of the files' names, sizes and times, not of their gigabytes. A short name fixes its
+    files; those of a hub name lie in the hub's cache and are not looked at.
+    """
+    from torch_bridge.models.registry import MODELS
+
+    digests: dict[str, str] = {}
+    for model in dict.fromkeys(str(each["model"]) for each in configurations):
+        path = Path(model).expanduser()
+        if not model.strip() or model in MODELS or not path.exists():
+            continue
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        states = [(each, each.stat()) for each in files if each.is_file()]
+        lines = [
+            f"{each.relative_to(path).as_posix()} {state.st_size} {state.st_mtime_ns}"
+            for each, state in states
+        ]
+        digests[model] = sha256_of_text("\n".join(lines))
+    return digests

@@ -61,7 +61,7 @@
       : "No checks were given: nothing is known to hold.";
     section("contracts").append(empty(when), h("div", { class: "bar" }, buttons, search), list);
     if (board.changed_after_the_run && board.changed_after_the_run.length) {
-      list.before(empty(`${board.changed_after_the_run.length} test files changed after the run.`));
+      list.before(empty(`${board.changed_after_the_run.length} files changed after the run; what passed with others is not shown as held.`));
     }
     drawAreas(board.areas);
 
@@ -311,7 +311,7 @@
       const known = typeof each === "number";
       return [h("span", {}, label(name)), h("div", { class: "track" },
         h("div", { style: `width: ${known ? (100 * each) / highest : 0}%` })),
-        h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : "unmeasured")];
+        h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : each ?? "unmeasured")];
     }));
   }
   const valueTable = (rows, heads) => h("div", { class: "scroll" }, h("table", {},
