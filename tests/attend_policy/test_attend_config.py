@@ -60,7 +60,7 @@ def test_a_value_that_cannot_be_used_is_refused(given, message):
     [
         ("FullAttentionSpec", False, None, "kind FullAttentionSpec, expected the one that"),
         ("RetainedAttentionSpec", True, "uni", "asynchronous scheduling is on"),
-        ("RetainedAttentionSpec", False, "mp", "`distributed_executor_backend` is 'mp'"),
+        ("RetainedAttentionSpec", False, "mp", "'mp'.* VLLM_ENABLE_V1_MULTIPROCESSING=0 "),
     ],
 )
 def test_an_engine_that_cannot_take_blocks_back_is_refused(kind, is_async, executor, message):

@@ -90,8 +90,9 @@ def _faults_of_retaining(config: Any, kv_cache_kind: str) -> Iterator[str]:
     executor = config.parallel_config.distributed_executor_backend
     if executor not in {None, "uni"}:
         yield (
-            f"`distributed_executor_backend` is {executor!r}, and the worker and the scheduler "
-            "must share a process; expected 'uni'"
+            f"its executor is {executor!r}, and the worker and the scheduler must share a process; "
+            "set the environment variable VLLM_ENABLE_V1_MULTIPROCESSING=0 before vLLM starts (on "
+            "CPUs it turns 'uni' into 'mp' otherwise), and leave `distributed_executor_backend` out"
         )
 
 
