@@ -181,14 +181,18 @@ class GroupCompaction:
         """
         self._finish_scoring()
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
-        scored = [request is not None and self._is_due(request) for request in requests]
+        scored = [
+            request is not None and decodes and self._is_due(request)
+            for request, decodes in zip(requests, is_decoding.tolist(), strict=True)
+        ]
+        num_full_keys = int(num_tokens[is_decoding].sum())
         self.counts.num_steps += 1
-        self.counts.num_full_keys += sum(r.num_tokens for r in requests if r is not None)
+        self.counts.num_full_keys += num_full_keys
         if not any(
             due or (request is not None and request.selected is not None)
             for due, request in zip(scored, requests, strict=True)
         ):
-            self.counts.num_keys += sum(r.num_tokens for r in requests if r is not None)
+            self.counts.num_keys += num_full_keys
             return None
         tables = build_tables(
             requests,
@@ -197,14 +201,12 @@ class GroupCompaction:
             num_layer_rows=self._geometry.num_rows,
             block_tokens=self._block_tokens,
         )
+        self.counts.num_keys += int(tables.num_keys[is_decoding].sum())
         return self._step(requests, scored, tables)
 
     def _step(
         self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
     ) -> StepCompaction:
-        for place, request in enumerate(requests):
-            if request is not None:
-                self.counts.num_keys += int(tables.num_keys[place])
         due = {
             place: self._scored(request)
             for place, request in enumerate(requests)
