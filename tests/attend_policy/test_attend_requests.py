@@ -168,7 +168,7 @@ def test_OWN_1_a_request_that_gave_blocks_back_is_known_until_its_owner_frees_it
 
 
 def test_OWN_1_a_later_prompt_of_a_request_that_gave_blocks_back_finds_it():
-    """OWN-1: a session goes on with several tokens, with null blocks where blocks were given back."""
+    """OWN-1: a session goes on with several tokens, and null blocks where it gave blocks back."""
     retained = RetainedRequests()
     tracker = RequestTracker(2, retained)
     request = decoding_step(tracker, [5, 6, 7, 8], 7)

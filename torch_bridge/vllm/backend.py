@@ -127,11 +127,10 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         if config.policy != "retain":
             return None
         from torch_bridge.vllm.engine_checks import check_retaining
-        from torch_bridge.vllm.retain import RETAINED
+        from torch_bridge.vllm.retain import retained_of
 
         check_retaining(self.vllm_config, kv_cache_kind=_kind(self.kv_cache_spec))
-        RETAINED.clear()
-        return RETAINED
+        return retained_of(self.kv_cache_spec.engine)
 
     def _check_engine(self) -> None:
         from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
@@ -170,8 +169,12 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = parse_config(get_current_vllm_config().additional_config)
-        BlockCompactAttentionBackend.is_retaining = config is not None and config.policy == "retain"
+        vllm_config = get_current_vllm_config()
+        config = parse_config(vllm_config.additional_config)
+        is_retaining = config is not None and config.policy == "retain"
+        BlockCompactAttentionBackend.retaining_engine = (
+            vllm_config.instance_id if is_retaining else None
+        )
 
     def forward(  # noqa: PLR0917  # as vLLM calls it
         self,
@@ -208,21 +211,21 @@ class BlockCompactAttentionBackend(CPUAttentionBackend):
     """The stock CPU backend with our builder and implementation.
 
     Attributes:
-        is_retaining: whether the model that this process loaded last gives blocks back; vLLM asks
-            for specifications when it no longer says which configuration they are for.
+        retaining_engine: the engine whose model this process loaded last, if it gives blocks back;
+            vLLM asks for specifications when it no longer says which configuration they are for.
     """
 
-    is_retaining: ClassVar[bool] = False
+    retaining_engine: ClassVar[str | None] = None
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
         """The specification of a layer's cache; one of ours where blocks are given back."""
-        if not cls.is_retaining:
+        if cls.retaining_engine is None:
             return super().customize_spec(spec)
         from torch_bridge.vllm.retain import register, retained_spec
 
         register()
-        return retained_spec(super().customize_spec(spec))
+        return retained_spec(super().customize_spec(spec), engine=cls.retaining_engine)
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:

@@ -44,7 +44,7 @@ class DecodingRequest:
 
 
 class RetainedRequests:
-    """Requests that gave blocks back, from their first such step until they are gone.
+    """Requests of one engine that gave blocks back, from their first such step until they are gone.
 
     The worker, which selects, adds them; the manager, which owns the blocks, asks what is dropped
     and says when a request is gone. Both live in one process and take turns. A request goes by its
@@ -73,10 +73,6 @@ class RetainedRequests:
     def forget(self, first_block: int) -> None:
         """Forgets a request that no longer owns its blocks."""
         self._by_first_block.pop(first_block, None)
-
-    def clear(self) -> None:
-        """Forgets all, for a new engine."""
-        self._by_first_block.clear()
 
 
 class RequestTracker:
