@@ -126,10 +126,24 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
     def _retained(self, config: AttendConfig) -> RetainedRequests | None:
         if config.policy != "retain":
             return None
-        from torch_bridge.vllm.engine_checks import check_retaining
+        from torch_bridge.vllm.engine_checks import HeadShape, check_retaining
         from torch_bridge.vllm.retain import retained_of
 
-        check_retaining(self.vllm_config, kv_cache_kind=_kind(self.kv_cache_spec))
+        layers: dict[str, Any] = get_layers_from_vllm_config(self.vllm_config, Attention)
+        check_retaining(
+            self.vllm_config,
+            kv_cache_kind=_kind(self.kv_cache_spec),
+            head_shapes={
+                name: HeadShape(
+                    num_query_heads=layer.num_heads,
+                    num_kv_heads=layer.num_kv_heads,
+                    head_dim=layer.head_size,
+                )
+                for name, layer in layers.items()
+                if isinstance(layer.impl, BlockCompactAttentionImpl)
+                and layer.sliding_window is None
+            },
+        )
         return retained_of(self.kv_cache_spec.engine)
 
     def _check_engine(self) -> None:
