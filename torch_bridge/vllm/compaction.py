@@ -31,14 +31,15 @@ class ScoredRequest:
         own_blocks: logical blocks of these keys, ascending.
         block_table: their physical blocks.
         num_keys: tokens in them.
-        log_sum_exps: written layer by layer: of the scaled scores in each of these blocks.
+        log_sum_exps: written layer by layer: of the scaled scores in each of these blocks. All
+            requests of a step have equally many columns.
     """
 
     request: DecodingRequest
     own_blocks: Int32[np.ndarray, " own"]
     block_table: Int32[np.ndarray, " own"]
     num_keys: int
-    log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"]
+    log_sum_exps: Float32[np.ndarray, "row query_head columns"]
 
 
 @dataclass(frozen=True)
@@ -207,10 +208,16 @@ class GroupCompaction:
     def _step(
         self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
     ) -> StepCompaction:
-        due = {
-            place: self._scored(request)
+        due_requests = {
+            place: request
             for place, request in enumerate(requests)
             if request is not None and scored[place]
+        }
+        most_blocks = max((r.own_blocks().size for r in due_requests.values()), default=0)
+        num_columns = self._selector.num_columns(most_blocks)
+        due = {
+            place: self._scored(request, num_columns=num_columns)
+            for place, request in due_requests.items()
         }
         self.counts.num_scored += len(due)
         self._scoring = list(due.values())
@@ -224,9 +231,9 @@ class GroupCompaction:
             blocks=self._blocks,
         )
 
-    def _scored(self, request: DecodingRequest) -> ScoredRequest:
+    def _scored(self, request: DecodingRequest, *, num_columns: int) -> ScoredRequest:
         heads = self._geometry.layer_geometry(0).num_query_heads
-        shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
+        shape = (self._geometry.num_rows, heads, num_columns)
         own = request.own_blocks()
         num_gone = request.physical_blocks.size - own.size
         return ScoredRequest(
@@ -253,8 +260,11 @@ class GroupCompaction:
 
     def _select(self, scored: ScoredRequest) -> None:
         request = scored.request
+        num_columns = self._selector.num_columns(scored.own_blocks.size)
         request.selected = self._selector.choose(
-            scored.log_sum_exps, num_tokens=request.num_tokens, own_blocks=scored.own_blocks
+            scored.log_sum_exps[..., :num_columns],
+            num_tokens=request.num_tokens,
+            own_blocks=scored.own_blocks,
         )
         request.num_candidate_blocks = self._selector.num_candidate_blocks(request.num_tokens)
         request.is_retained = self._is_retaining
