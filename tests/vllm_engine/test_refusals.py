@@ -113,6 +113,7 @@ def test_retain_says_which_variable_keeps_vllm_in_one_process(models, tmp_path, 
     program.write_text(RETAIN)
     name = "VLLM_ENABLE_V1_MULTIPROCESSING"
     environment = {key: value for key, value in os.environ.items() if key != name}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"
     if is_one_process:
         environment[name] = "0"
     done = subprocess.run(
@@ -125,4 +126,6 @@ def test_retain_says_which_variable_keeps_vllm_in_one_process(models, tmp_path, 
         timeout=300,
     )
     assert ("it started" in done.stdout) == is_one_process
+    active = "blockcompact is active: policy retain, budget 25%, 3 full-attention layers"
+    assert (active in done.stdout + done.stderr) == is_one_process
     assert (f"set the environment variable {name}=0" in done.stderr) == (not is_one_process)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
@@ -34,6 +35,9 @@ from torch_bridge.vllm.config import AttendConfig, parse_config
 if TYPE_CHECKING:
     from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
     from torch_bridge.vllm.requests import RetainedRequests
+
+
+logger = init_logger("vllm.blockcompact")  # under vLLM's own, so that its level and format hold
 
 
 @dataclass
@@ -106,7 +110,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         check_version("vLLM")
         self._check_engine()
         use_open_mp_threads()  # vLLM's kernels run on them
-        return GroupCompaction(
+        compaction = GroupCompaction(
             config,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
@@ -122,6 +126,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             max_tokens=self.vllm_config.model_config.max_model_len,
             retained=self._retained(config),
         )
+        logger.info(
+            "blockcompact is active: policy %s, budget %s, %d full-attention layers",
+            config.policy,
+            config.budget,
+            len(self.layer_names),
+        )
+        return compaction
 
     def _retained(self, config: AttendConfig) -> RetainedRequests | None:
         if config.policy != "retain":
