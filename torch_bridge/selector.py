@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from blockcompact_jax.errors import Result, raise_for_result
+from blockcompact_jax.errors import Result, ResultCode, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.scores import reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
 from torch_bridge.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from torch_bridge.policy import selection_policy
+
+MIN_COLUMNS = 64
+"""Scores of few blocks share one size, so that few sizes are compiled."""
 
 MassOf = Callable[[Any], Any]
 """Traceable: scores [row, query_head, block] to attention mass of the same shape."""
@@ -30,7 +34,7 @@ class Selector:
     """Chooses the blocks of full-attention layers that share one block size.
 
     Attributes:
-        max_blocks: columns that scores must have.
+        max_blocks: most columns of scores.
     """
 
     def __init__(
@@ -56,7 +60,14 @@ class Selector:
         self._is_shared = is_shared
         self._geometry = geometry
         self._budget = budget
-        self._policy = selection_policy(max_want=effective_budget_blocks(budget, max_blocks))
+        self._max_want = effective_budget_blocks(budget, max_blocks)
+
+    def num_columns(self, num_blocks: int) -> int:
+        """Columns for scores of so many blocks: one of few sizes that are compiled."""
+        num_columns = MIN_COLUMNS
+        while num_columns < num_blocks:
+            num_columns *= 2
+        return min(num_columns, self.max_blocks)
 
     def num_candidate_blocks(self, num_tokens: int) -> int:
         """Whole blocks before the always-attended tail."""
@@ -68,14 +79,17 @@ class Selector:
         return effective_budget_blocks(self._budget, num_whole_blocks) >= num_whole_blocks
 
     def warm_up(self) -> None:
-        """Compiles the selection, so that no step pays for it."""
+        """Compiles the selection for all numbers of columns, so that no step pays for it."""
         heads = self._geometry.layer_geometry(self._geometry.full_layers[0]).num_query_heads
-        shape = (self._geometry.num_rows, heads, self.max_blocks)
-        self.choose(np.zeros(shape, np.float32), num_tokens=0)
+        num_columns = 0
+        while num_columns < self.max_blocks:
+            num_columns = self.num_columns(num_columns + 1)
+            shape = (self._geometry.num_rows, heads, num_columns)
+            self.choose(np.zeros(shape, np.float32), num_tokens=0)
 
     def choose(
         self,
-        scores: Float32[np.ndarray, "row query_head max_blocks"],
+        scores: Float32[np.ndarray, "row query_head columns"],
         *,
         num_tokens: int,
         own_blocks: Int32[np.ndarray, " own"] | None = None,
@@ -83,7 +97,8 @@ class Selector:
         """Selects the blocks of a sequence.
 
         Args:
-            scores: Of its logical blocks, or of `own_blocks` in their order.
+            scores: Of its logical blocks, or of `own_blocks` in their order. Each number of columns
+                is compiled once; `num_columns` names few.
             num_tokens: Its length; the tail behind `num_candidate_blocks` of it is not selected.
             own_blocks: Logical blocks that have scores, ascending; None for all.
 
@@ -102,14 +117,33 @@ class Selector:
             np.int32(num_candidates),
             np.int32(budget),
             geometry=self._geometry,
-            policy=self._policy,
+            policy=selection_policy(max_want=min(self._max_want, scores.shape[2])),
             mass_of=self._mass_of,
             is_shared=self._is_shared,
         )
-        raise_for_result(result)
+        if np.asarray(result.code):
+            raise_for_result(self._named(result, scores, own_blocks))
         num_selected = int(np.asarray(num_want)[0])  # budgets are uniform
         columns = np.sort(np.asarray(want)[:, :num_selected], axis=1)
         return columns if own_blocks is None else own_blocks[columns]
+
+    def _named(
+        self,
+        result: Result,
+        scores: Float32[np.ndarray, "row query_head columns"],
+        own_blocks: Int32[np.ndarray, " own"] | None,
+    ) -> Result:
+        """A fault of a score by its logical block and, of shared scores, by its own layer."""
+        if int(np.asarray(result.code)) != ResultCode.NON_FINITE_SCORE:
+            return result
+        column, layer = int(np.asarray(result.block)), result.layer
+        if self._is_shared:
+            mass = np.asarray(self._mass_of(scores))[:, :, column]
+            faulty_rows = np.flatnonzero(~np.isfinite(mass).all(axis=1))
+            if faulty_rows.size:  # else only their sum is too large
+                layer = np.int32(self._geometry.full_layers[int(faulty_rows[0])])
+        block = column if own_blocks is None else int(own_blocks[column])
+        return replace(result, layer=layer, block=np.int32(block))
 
 
 @partial(jax.jit, static_argnames=("geometry", "policy", "mass_of", "is_shared"))
@@ -124,14 +158,12 @@ def _select(
     is_shared: bool,
 ) -> tuple[jax.Array, jax.Array, Result]:
     mass = mass_of(scores)
-    if is_shared:  # one layer with the query heads of all
+    if is_shared:  # as one layer with the query heads of all
         num_rows, num_heads, num_blocks = mass.shape
-        mass = jnp.broadcast_to(
-            mass.reshape(1, num_rows * num_heads, num_blocks),
-            (num_rows, num_rows * num_heads, num_blocks),
-        )
+        mass = mass.reshape(1, num_rows * num_heads, num_blocks)
+    reduced = reduce_heads(mass, head_reduction=policy.head_reduction)
     selection = select(
-        reduce_heads(mass, head_reduction=policy.head_reduction),
+        jnp.broadcast_to(reduced, (geometry.num_rows, reduced.shape[1])),
         num_candidates,
         budget_blocks=budget,
         selection_revision=0,

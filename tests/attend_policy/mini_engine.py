@@ -27,7 +27,10 @@ def token_values(name, layer, position):
 
 
 class MiniEngine:
-    """Prefills a prompt in one step, decodes all others in the same step, condenses its rows."""
+    """Prefills a prompt in one step, decodes all others in the same step, condenses its rows.
+
+    A running request may go on with several tokens at once, as the next prompt of a session.
+    """
 
     def __init__(self, compaction, retained=None):
         self.compaction, self.retained = compaction, retained
@@ -37,6 +40,7 @@ class MiniEngine:
         self.block_table = torch.full((MAX_REQUESTS, MAX_BLOCKS), -7, dtype=torch.int32)
         self.seq_lens = torch.zeros(MAX_REQUESTS, dtype=torch.int32)
         self.names: list[int] = []
+        self.num_next: dict[int, int] = {}
         self.num_prompt: dict[int, int] = {}
         self.free = list(range(1, NUM_BLOCKS))
 
@@ -44,6 +48,11 @@ class MiniEngine:
         self.names.append(name)
         self.num_prompt[name], self.gone[name] = num_prompt, set()
         self.seq_lens[len(self.names) - 1] = 0
+
+    def go_on(self, name, num_tokens):
+        """The next step computes so many tokens of a request; its table comes anew."""
+        self.num_next[name] = num_tokens
+        self.block_table[self.names.index(name), list(self.gone[name])] = 0
 
     def leave(self, name):
         """The last row moves into the hole, as in a persistent batch."""
@@ -60,13 +69,14 @@ class MiniEngine:
         del self.num_prompt[name]
 
     def step(self):
-        """Runs one step; returns {name: [out of each layer]} of the decoding requests."""
+        """Runs one step; returns {name: [out of each layer]} of the newest token of requests that
+        were prefilled before; [layer][token] of those that go on with several."""
         self._take_back()
         queries, is_decoding = [], []
         for place, name in enumerate(self.names):
             before = int(self.seq_lens[place])
-            is_decoding.append(before > 0)
-            count = 1 if before else self.num_prompt[name]
+            is_decoding.append(before > 0 and name not in self.num_next)
+            count = self.num_next.get(name, 1) if before else self.num_prompt[name]
             self._grow(place, before, before + count)
             queries.append(range(before, before + count))
         batch = len(self.names)
@@ -76,7 +86,8 @@ class MiniEngine:
             self.seq_lens[:batch].numpy(),
             np.array(is_decoding, bool),
         )
-        outs = {name: [] for name, decodes in zip(self.names, is_decoding, strict=True) if decodes}
+        is_known = [rows.start > 0 for rows in queries]
+        outs = {name: [] for name, known in zip(self.names, is_known, strict=True) if known}
         for layer, layer_name in enumerate(LAYER_NAMES):
             query = torch.cat(
                 [
@@ -85,7 +96,7 @@ class MiniEngine:
                     for position in positions
                 ]
             )
-            out = self._attend(layer, step, query, first_query, is_decoding)
+            out = self._attend(layer, step, query, first_query, is_known)
             if step is not None and step.has_scored_rows:
                 step.score(
                     layer_name,
@@ -95,8 +106,10 @@ class MiniEngine:
                     scale=SCALE,
                 )
             for place, name in enumerate(self.names):
-                if is_decoding[place]:
-                    outs[name].append(out[int(first_query[place])].clone())
+                if is_known[place]:
+                    rows = out[int(first_query[place]) : int(first_query[place + 1])].clone()
+                    outs[name].append(rows if name in self.num_next else rows[0])
+        self.num_next.clear()
         return outs
 
     def _take_back(self):
@@ -123,17 +136,18 @@ class MiniEngine:
         self.kv[layer].write(block, position % B, key, value)
         return query
 
-    def _attend(self, layer, step, query, first_query, is_decoding):
-        """The engine's own kernel: it follows the table it is given, and nothing else."""
+    def _attend(self, layer, step, query, first_query, is_known):
+        """The engine's own kernel: it follows the table it is given, and is causal from its end."""
         table, num_keys = self.block_table, self.seq_lens
         if step is not None:
             table = step.block_table_by_layer_name[LAYER_NAMES[layer]]
             num_keys = torch.from_numpy(step.tables.num_keys)
         out = torch.full_like(query, torch.nan)
         for place in range(len(self.names)):
-            if is_decoding[place]:
-                keys = int(num_keys[place])
+            if not is_known[place]:
+                continue
+            tokens = range(int(first_query[place]), int(first_query[place + 1]))
+            for keys, token in enumerate(tokens, int(num_keys[place]) - len(tokens) + 1):
                 kv = self.kv[layer].read(table[place, : -(-keys // B)], keys)
-                token = int(first_query[place])
                 out[token] = attend(query[token], *kv, SCALE)[0].float()
         return out

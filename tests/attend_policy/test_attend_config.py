@@ -13,6 +13,7 @@ from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
 from torch_bridge.vllm.engine_checks import (
     AttentionFacts,
+    HeadShape,
     UnsupportedEngineError,
     check_engine,
     check_retaining,
@@ -55,25 +56,47 @@ def test_a_value_that_cannot_be_used_is_refused(given, message):
         parse_config({"blockcompact": given})
 
 
+SHAPE = HeadShape(num_query_heads=8, num_kv_heads=2, head_dim=32)
+
+
+def retaining(*, is_async=False, executor=None):
+    """A configuration that can retain but for what is given."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=is_async),
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "is_async", "executor", "message"),
     [
         ("FullAttentionSpec", False, None, "kind FullAttentionSpec, expected the one that"),
         ("RetainedAttentionSpec", True, "uni", "asynchronous scheduling is on"),
-        ("RetainedAttentionSpec", False, "mp", "`distributed_executor_backend` is 'mp'"),
+        ("RetainedAttentionSpec", False, "mp", "'mp'.* VLLM_ENABLE_V1_MULTIPROCESSING=0 "),
     ],
 )
 def test_an_engine_that_cannot_take_blocks_back_is_refused(kind, is_async, executor, message):
-    def config(is_async, executor):
-        return SimpleNamespace(
-            scheduler_config=SimpleNamespace(async_scheduling=is_async),
-            parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+    shapes = dict.fromkeys("ab", SHAPE)
+    with pytest.raises(UnsupportedEngineError, match=message):
+        check_retaining(
+            retaining(is_async=is_async, executor=executor), kv_cache_kind=kind, head_shapes=shapes
+        )
+    for known in (None, "uni"):
+        check_retaining(
+            retaining(executor=known), kv_cache_kind="RetainedAttentionSpec", head_shapes=shapes
         )
 
-    with pytest.raises(UnsupportedEngineError, match=message):
-        check_retaining(config(is_async, executor), kv_cache_kind=kind)
-    for known in (None, "uni"):
-        check_retaining(config(False, known), kv_cache_kind="RetainedAttentionSpec")
+
+@pytest.mark.parametrize("name", ["num_query_heads", "num_kv_heads", "head_dim"])
+def test_RET_1_layers_that_cannot_select_together_are_not_retained(name):
+    """RET-1: they would drop different blocks of one table."""
+    other = dataclasses.replace(SHAPE, **{name: 64})
+    with pytest.raises(UnsupportedEngineError, match=rf"layers differ: a.*, c has .*{name}=64"):
+        check_retaining(
+            retaining(),
+            kv_cache_kind="RetainedAttentionSpec",
+            head_shapes={"a": SHAPE, "b": SHAPE, "c": other},
+        )
 
 
 GOOD = AttentionFacts(

@@ -167,6 +167,34 @@ def test_OWN_1_a_request_that_gave_blocks_back_is_known_until_its_owner_frees_it
     assert decoding_step(tracker, [5, 6, 7, 8, 3], 9) is not request
 
 
+def test_OWN_1_a_later_prompt_of_a_request_that_gave_blocks_back_finds_it():
+    """OWN-1: a session goes on with several tokens, and null blocks where it gave blocks back."""
+    retained = RetainedRequests()
+    tracker = RequestTracker(2, retained)
+    request = decoding_step(tracker, [5, 6, 7, 8], 7)
+    request.selected, request.num_candidate_blocks = np.array([[0]], np.int32), 2
+    request.is_retained = True
+    decoding_step(tracker, [5, 6, 7, 8], 8)
+
+    def chunk(blocks, num_tokens):
+        (found,) = tracker.step(
+            np.array([blocks], np.int32), np.array([num_tokens], np.int32), np.array([False])
+        )
+        return found
+
+    assert chunk([9, 1, 2, 3, 4, 6], 12) is None, "another request's prompt"
+    assert chunk([5, 0, 7, 8, 3, 4], 12) is request
+    assert request.own_blocks().tolist() == [0, 2, 3, 4, 5]
+    assert retained.dropped_blocks(5) == [1]
+    assert chunk([5, 0, 7, 8, 3, 4, 9], 13) is request, "a chunk of one token"
+    assert decoding_step(tracker, [5, 0, 7, 8, 3, 4, 9], 14) is request
+    for lost in ([5, 0, 7, 8, 3, 4, 1], [5, 0, 0, 8, 3, 4, 9]):
+        with pytest.raises(RuntimeError, match="its KV is lost"):
+            chunk([*lost, 2], 16)
+    with pytest.raises(RuntimeError, match="now has 10 tokens"):
+        chunk([5, 0, 7, 8, 3], 10)
+
+
 def test_OWN_5_a_request_whose_blocks_changed_behind_the_policy_is_an_error():
     """OWN-5: its KV is lost; anything else would be silent garbage."""
     retained = RetainedRequests()

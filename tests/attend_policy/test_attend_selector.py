@@ -14,7 +14,7 @@ from torch_bridge.selector import Selector
 B, HEADS, LAYERS, MAX_BLOCKS = 4, 4, 3, 20
 
 
-def make_selector(budget):
+def make_selector(budget, max_blocks=MAX_BLOCKS, *, is_shared=False):
     geometry = ModelGeometry.uniform(
         num_layers=LAYERS,
         num_query_heads=HEADS,
@@ -24,7 +24,9 @@ def make_selector(budget):
         dtype="float32",
         layout="vec",
     )
-    return Selector(geometry, budget, MAX_BLOCKS, mass_of=mass_from_log_sum_exp)
+    return Selector(
+        geometry, budget, max_blocks, mass_of=mass_from_log_sum_exp, is_shared=is_shared
+    )
 
 
 def brute_force(mass, num_candidates, count):
@@ -83,6 +85,63 @@ def test_SEL_4_scores_that_are_not_finite_are_refused():
     scores[1, 2, 5] = np.nan
     with pytest.raises(PlanError, match=r"layer 1.*block 5|block 5.*layer 1"):
         selector.choose(scores, num_tokens=10 * B)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_SEL_4_a_fault_is_named_by_its_layer_and_its_logical_block(is_shared, value):
+    """SEL-4: also where layers select together, and where columns are the blocks that are left."""
+    selector = make_selector(Budget(blocks=4), is_shared=is_shared)
+    own = np.array([0, 3, 4, 7, 9, 10], np.int32)
+    scores = np.random.default_rng(1).random((LAYERS, HEADS, MAX_BLOCKS)).astype(np.float32)
+    scores[1, 2, 3] = value
+    with pytest.raises(PlanError) as refused:
+        selector.choose(scores, num_tokens=10 * B + 1, own_blocks=own)
+    assert (refused.value.layer, refused.value.block) == (1, 7)
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_tokens=st.integers(1, MAX_BLOCKS * B))
+def test_layers_that_select_together_select_by_the_mean_of_all_their_heads(seed, num_tokens):
+    mass = np.random.default_rng(seed).random((LAYERS, HEADS, MAX_BLOCKS)) + 1e-3
+    selector = make_selector(Budget(blocks=7), is_shared=True)
+    selected = selector.choose(np.log(mass).astype(np.float32), num_tokens=num_tokens)
+    num_candidates = max(num_tokens // B - 1, 0)
+    mass = (mass / mass.sum(-1, keepdims=True)).reshape(1, LAYERS * HEADS, MAX_BLOCKS)
+    assert selected.tolist() == brute_force(mass, num_candidates, min(6, num_candidates)) * LAYERS
+
+
+def test_scores_take_columns_for_their_own_blocks_in_few_sizes(monkeypatch):
+    """All sizes are compiled before the first step; the longest sequence counts in none else."""
+    selector = make_selector(Budget(blocks=4), 300)
+    assert [selector.num_columns(n) for n in (0, 1, 64, 65, 128, 129, 257, 300)] == [
+        *[64] * 3,
+        *[128] * 2,
+        256,
+        *[300] * 2,
+    ]
+    assert make_selector(Budget(blocks=4)).num_columns(1) == MAX_BLOCKS
+    shapes, choose = [], Selector.choose
+
+    def remember(self, scores, **options):
+        shapes.append(scores.shape)
+        return choose(self, scores, **options)
+
+    monkeypatch.setattr(Selector, "choose", remember)
+    selector.warm_up()
+    assert shapes == [(LAYERS, HEADS, columns) for columns in (64, 128, 256, 300)]
+
+
+@pytest.mark.parametrize("columns", [12, MAX_BLOCKS])
+@pytest.mark.parametrize("budget", ["3b", "60%", "100%"])
+def test_the_number_of_columns_does_not_change_the_selection(columns, budget):
+    """Of a long sequence that has few blocks left: more are wanted than there are."""
+    selector = make_selector(parse_budget(budget))
+    own = np.array([0, 1, 2, 3, 4, 5, 6, 8, 9, 15, 18, 19], np.int32)
+    scores = np.full((LAYERS, HEADS, columns), -np.inf, np.float32)
+    scores[..., : own.size] = np.arange(own.size)
+    selected = selector.choose(scores, num_tokens=20 * B - 1, own_blocks=own)
+    kept = {"3b": [0, 15], "60%": own[:10].tolist(), "100%": own[:10].tolist()}[budget]
+    assert selected.tolist() == [kept] * LAYERS
 
 
 def test_only_blocks_that_are_still_there_are_selected():

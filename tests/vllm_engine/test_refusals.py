@@ -1,5 +1,6 @@
 """Engines that compaction cannot serve do not start, and say why."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -84,3 +85,47 @@ def test_without_the_key_nothing_of_jax_is_loaded(tmp_path):
     """vLLM loads the plugin wherever it is installed; who does not ask for it pays nothing."""
     program = "import sys; import torch_bridge.vllm.backend; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+RETAIN = """
+import sys
+from vllm import LLM
+if __name__ == "__main__":
+    LLM(
+        sys.argv[1],
+        dtype="float32",
+        max_model_len=256,
+        block_size=32,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        additional_config={"blockcompact": {"policy": "retain", "budget": "25%"}},
+    )
+    print("it started")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_one_process", [False, True])
+def test_retain_says_which_variable_keeps_vllm_in_one_process(models, tmp_path, is_one_process):
+    """By default vLLM has a worker process on CPUs, whatever executor is asked for."""
+    program = tmp_path / "retain.py"
+    program.write_text(RETAIN)
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"
+    if is_one_process:
+        environment[name] = "0"
+    done = subprocess.run(
+        [sys.executable, program, models(engines.save_llama)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    assert ("it started" in done.stdout) == is_one_process
+    active = "blockcompact is active: policy retain, budget 25%, 3 full-attention layers"
+    assert (active in done.stdout + done.stderr) == is_one_process
+    assert (f"set the environment variable {name}=0" in done.stderr) == (not is_one_process)

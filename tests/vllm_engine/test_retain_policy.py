@@ -5,7 +5,11 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
 
 import engines
+import numpy as np
 from engines import B
+
+from torch_bridge.vllm import retain
+from torch_bridge.vllm.requests import DecodingRequest
 
 PROMPT_BLOCKS, NUM_WHOLE_REQUESTS, NUM_NEW = 60, 8, 40
 NUM_BLOCKS = 1 + NUM_WHOLE_REQUESTS * (PROMPT_BLOCKS + 1)  # the null block, and whole requests
@@ -26,12 +30,38 @@ def llm(tmp_path_factory):
         yield llm
 
 
+@pytest.fixture(scope="module")
+def small_llm(llm):
+    """A second engine in the process, with chunked prefill and few blocks."""
+    compaction = {"policy": "retain", "budget": "60%", "reselect_every_tokens": 4}
+    with engines.engine(
+        llm.llm_engine.model_config.model,
+        compaction=compaction,
+        num_gpu_blocks_override=36,
+        max_model_len=1024,
+        max_num_batched_tokens=256,
+    ) as small:
+        yield small
+
+
 def scheduler_of(llm):
     return llm.llm_engine.engine_core.engine_core.scheduler
 
 
 def pool_of(llm):
     return scheduler_of(llm).kv_cache_manager.block_pool
+
+
+def manager_of(llm):
+    (manager,) = scheduler_of(llm).kv_cache_manager.coordinator.single_type_managers
+    return manager
+
+
+def assert_nothing_is_left(llm):
+    pool = pool_of(llm)
+    assert pool.get_num_free_blocks() == len(pool.blocks) - 1
+    retained = retain.retained_of(manager_of(llm).kv_cache_spec.engine)
+    assert all(retained.find(block.block_id) is None for block in pool.blocks)
 
 
 def most_running(llm, num_requests, num_new):
@@ -78,6 +108,98 @@ def test_a_request_in_given_back_blocks_decodes_as_it_does_alone(llm):
     together = engines.generate(llm, prompts, 30)
     for place in (0, 4):
         assert together[place] == engines.generate(llm, [prompts[place]], 30)[0]
+
+
+def test_preempted_requests_are_computed_anew_and_finish(small_llm, monkeypatch):
+    """OWN-1, OWN-4: preemption frees what a request still had, once."""
+    scheduler, held = scheduler_of(small_llm), []
+    preempt = scheduler._preempt_request
+
+    def remember(request, *args, **kwargs):
+        held.append(list(manager_of(small_llm).req_to_blocks[request.request_id]))
+        return preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", remember)
+    lengths = (300, 310, 320, 330, 200)
+    prompts = [engines.prompt(length, seed=seed) for seed, length in enumerate(lengths)]
+    tokens = engines.generate(small_llm, prompts, 300)
+    assert [len(row) for row in tokens] == [300] * len(lengths)
+    assert any(block.is_null for blocks in held for block in blocks), (
+        "no request that had given blocks back was preempted; give the engine fewer blocks"
+    )
+    assert_nothing_is_left(small_llm)
+
+
+def test_a_session_that_goes_on_attends_to_what_it_still_has(small_llm, monkeypatch):
+    """OWN-1: streaming input, a second prompt after the first was answered."""
+    from vllm import SamplingParams
+
+    core = small_llm.llm_engine.engine_core.engine_core
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+
+    def feed(token_ids):
+        request, wave = core.preprocess_add_request(
+            small_llm.llm_engine.input_processor.process_inputs(
+                "session",
+                {"prompt_token_ids": token_ids},
+                params,
+                supported_tasks=("generate",),
+                resumable=True,
+            )
+        )
+        request.request_id = "session"
+        core.add_request(request, wave)
+
+        session = scheduler_of(small_llm).requests["session"]
+        core.step()
+        while session.status.name != "WAITING_FOR_STREAMING_REQ":
+            core.step()
+
+    feed(engines.prompt(600, seed=1))
+    num_gone = sum(block.is_null for block in manager_of(small_llm).req_to_blocks["session"])
+    assert num_gone >= 6
+
+    seen = []
+    compaction = engines.compaction_of(small_llm)
+    begin_step = compaction.begin_step
+
+    def remember(table, num_tokens, is_decoding):
+        step = begin_step(table, num_tokens, is_decoding)
+        seen.append((int(num_tokens[0]), bool(is_decoding[0]), step.tables))
+        return step
+
+    monkeypatch.setattr(compaction, "begin_step", remember)
+    feed(engines.prompt(300, seed=2))  # in two chunks
+    core.abort_requests(["session"])
+    assert [decodes for _, decodes, _ in seen] == [False] * 2 + [True] * 11
+    for num_tokens, _, tables in seen:
+        num_keys = int(tables.num_keys[0])
+        assert num_keys <= num_tokens - num_gone * B
+        assert np.all(tables.block_table[:, 0, : -(-num_keys // B)] > 0), "no null block"
+    assert_nothing_is_left(small_llm)
+
+
+def test_engines_of_one_process_do_not_hear_of_each_others_requests(llm, small_llm):
+    """Physical blocks have the same numbers in both."""
+    (alone,) = engines.generate(small_llm, [engines.prompt(620, seed=2)], 12)
+    name = engines.add(small_llm, engines.prompt(620, seed=2), 12)
+    small_llm.llm_engine.step()
+    (blocks,) = manager_of(small_llm).req_to_blocks.values()
+    others = retain.retained_of(manager_of(llm).kv_cache_spec.engine)
+    first = blocks[0].block_id
+    others.add(
+        DecodingRequest(
+            physical_blocks=np.arange(first, first + 4, dtype=np.int32),
+            num_tokens=4 * B,
+            selected=np.array([[0]], np.int32),
+            num_candidate_blocks=3,
+            is_retained=True,
+        )
+    )
+    try:
+        assert engines.finish(small_llm)[name] == alone
+    finally:
+        others.forget(first)
 
 
 def test_sliding_window_groups_beside_it_are_left_alone(tmp_path):

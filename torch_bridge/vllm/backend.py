@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
@@ -34,6 +35,9 @@ from torch_bridge.vllm.config import AttendConfig, parse_config
 if TYPE_CHECKING:
     from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
     from torch_bridge.vllm.requests import RetainedRequests
+
+
+logger = init_logger("vllm.blockcompact")  # under vLLM's own, so that its level and format hold
 
 
 @dataclass
@@ -104,7 +108,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
 
         check_version("vLLM")
         self._check_engine()
-        return GroupCompaction(
+        compaction = GroupCompaction(
             config,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
@@ -120,16 +124,36 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             max_tokens=self.vllm_config.model_config.max_model_len,
             retained=self._retained(config),
         )
+        logger.info(
+            "blockcompact is active: policy %s, budget %s, %d full-attention layers",
+            config.policy,
+            config.budget,
+            len(self.layer_names),
+        )
+        return compaction
 
     def _retained(self, config: AttendConfig) -> RetainedRequests | None:
         if config.policy != "retain":
             return None
-        from torch_bridge.vllm.engine_checks import check_retaining
-        from torch_bridge.vllm.retain import RETAINED
+        from torch_bridge.vllm.engine_checks import HeadShape, check_retaining
+        from torch_bridge.vllm.retain import retained_of
 
-        check_retaining(self.vllm_config, kv_cache_kind=_kind(self.kv_cache_spec))
-        RETAINED.clear()
-        return RETAINED
+        layers: dict[str, Any] = get_layers_from_vllm_config(self.vllm_config, Attention)
+        check_retaining(
+            self.vllm_config,
+            kv_cache_kind=_kind(self.kv_cache_spec),
+            head_shapes={
+                name: HeadShape(
+                    num_query_heads=layer.num_heads,
+                    num_kv_heads=layer.num_kv_heads,
+                    head_dim=layer.head_size,
+                )
+                for name, layer in layers.items()
+                if isinstance(layer.impl, BlockCompactAttentionImpl)
+                and layer.sliding_window is None
+            },
+        )
+        return retained_of(self.kv_cache_spec.engine)
 
     def _check_engine(self) -> None:
         from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
@@ -168,8 +192,12 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = parse_config(get_current_vllm_config().additional_config)
-        BlockCompactAttentionBackend.is_retaining = config is not None and config.policy == "retain"
+        vllm_config = get_current_vllm_config()
+        config = parse_config(vllm_config.additional_config)
+        is_retaining = config is not None and config.policy == "retain"
+        BlockCompactAttentionBackend.retaining_engine = (
+            vllm_config.instance_id if is_retaining else None
+        )
 
     def forward(  # noqa: PLR0917  # as vLLM calls it
         self,
@@ -206,21 +234,21 @@ class BlockCompactAttentionBackend(CPUAttentionBackend):
     """The stock CPU backend with our builder and implementation.
 
     Attributes:
-        is_retaining: whether the model that this process loaded last gives blocks back; vLLM asks
-            for specifications when it no longer says which configuration they are for.
+        retaining_engine: the engine whose model this process loaded last, if it gives blocks back;
+            vLLM asks for specifications when it no longer says which configuration they are for.
     """
 
-    is_retaining: ClassVar[bool] = False
+    retaining_engine: ClassVar[str | None] = None
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
         """The specification of a layer's cache; one of ours where blocks are given back."""
-        if not cls.is_retaining:
+        if cls.retaining_engine is None:
             return super().customize_spec(spec)
         from torch_bridge.vllm.retain import register, retained_spec
 
         register()
-        return retained_spec(super().customize_spec(spec))
+        return retained_spec(super().customize_spec(spec), engine=cls.retaining_engine)
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:

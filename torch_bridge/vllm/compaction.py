@@ -31,14 +31,15 @@ class ScoredRequest:
         own_blocks: logical blocks of these keys, ascending.
         block_table: their physical blocks.
         num_keys: tokens in them.
-        log_sum_exps: written layer by layer: of the scaled scores in each of these blocks.
+        log_sum_exps: written layer by layer: of the scaled scores in each of these blocks. All
+            requests of a step have equally many columns.
     """
 
     request: DecodingRequest
     own_blocks: Int32[np.ndarray, " own"]
     block_table: Int32[np.ndarray, " own"]
     num_keys: int
-    log_sum_exps: Float32[np.ndarray, "row query_head max_blocks"]
+    log_sum_exps: Float32[np.ndarray, "row query_head columns"]
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,18 @@ class GroupCompaction:
         """
         self._finish_scoring()
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
-        scored = [request is not None and self._is_due(request) for request in requests]
+        scored = [
+            request is not None and decodes and self._is_due(request)
+            for request, decodes in zip(requests, is_decoding.tolist(), strict=True)
+        ]
+        num_full_keys = int(num_tokens[is_decoding].sum())
         self.counts.num_steps += 1
-        self.counts.num_full_keys += sum(r.num_tokens for r in requests if r is not None)
+        self.counts.num_full_keys += num_full_keys
         if not any(
             due or (request is not None and request.selected is not None)
             for due, request in zip(scored, requests, strict=True)
         ):
-            self.counts.num_keys += sum(r.num_tokens for r in requests if r is not None)
+            self.counts.num_keys += num_full_keys
             return None
         tables = build_tables(
             requests,
@@ -197,18 +202,22 @@ class GroupCompaction:
             num_layer_rows=self._geometry.num_rows,
             block_tokens=self._block_tokens,
         )
+        self.counts.num_keys += int(tables.num_keys[is_decoding].sum())
         return self._step(requests, scored, tables)
 
     def _step(
         self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
     ) -> StepCompaction:
-        for place, request in enumerate(requests):
-            if request is not None:
-                self.counts.num_keys += int(tables.num_keys[place])
-        due = {
-            place: self._scored(request)
+        due_requests = {
+            place: request
             for place, request in enumerate(requests)
             if request is not None and scored[place]
+        }
+        most_blocks = max((r.own_blocks().size for r in due_requests.values()), default=0)
+        num_columns = self._selector.num_columns(most_blocks)
+        due = {
+            place: self._scored(request, num_columns=num_columns)
+            for place, request in due_requests.items()
         }
         self.counts.num_scored += len(due)
         self._scoring = list(due.values())
@@ -222,9 +231,9 @@ class GroupCompaction:
             blocks=self._blocks,
         )
 
-    def _scored(self, request: DecodingRequest) -> ScoredRequest:
+    def _scored(self, request: DecodingRequest, *, num_columns: int) -> ScoredRequest:
         heads = self._geometry.layer_geometry(0).num_query_heads
-        shape = (self._geometry.num_rows, heads, self._selector.max_blocks)
+        shape = (self._geometry.num_rows, heads, num_columns)
         own = request.own_blocks()
         num_gone = request.physical_blocks.size - own.size
         return ScoredRequest(
@@ -251,8 +260,11 @@ class GroupCompaction:
 
     def _select(self, scored: ScoredRequest) -> None:
         request = scored.request
+        num_columns = self._selector.num_columns(scored.own_blocks.size)
         request.selected = self._selector.choose(
-            scored.log_sum_exps, num_tokens=request.num_tokens, own_blocks=scored.own_blocks
+            scored.log_sum_exps[..., :num_columns],
+            num_tokens=request.num_tokens,
+            own_blocks=scored.own_blocks,
         )
         request.num_candidate_blocks = self._selector.num_candidate_blocks(request.num_tokens)
         request.is_retained = self._is_retaining

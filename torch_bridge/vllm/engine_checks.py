@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +60,30 @@ def check_engine(config: Any, attention: AttentionFacts) -> None:
         raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
 
 
-def check_retaining(config: Any, *, kv_cache_kind: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """What full-attention layers that are scored together have in common."""
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def check_retaining(
+    config: Any, *, kv_cache_kind: str, head_shapes: Mapping[str, HeadShape]
+) -> None:
     """Refuses an engine whose blocks cannot be given back.
 
     Args:
         config: vLLM's `VllmConfig`.
         kv_cache_kind: class of the group's KV-cache specification.
+        head_shapes: of every full-attention layer, by its name.
 
     Raises:
         UnsupportedEngineError: with the first fault and its remedy.
     """
-    for fault in _faults_of_retaining(config, kv_cache_kind):
+    faults = (*_faults_of_retaining(config, kv_cache_kind), *_faults_of_shapes(head_shapes))
+    for fault in faults:
         raise UnsupportedEngineError(
             f"blockcompact cannot give blocks back in this engine: {fault}"
         )
@@ -90,9 +103,22 @@ def _faults_of_retaining(config: Any, kv_cache_kind: str) -> Iterator[str]:
     executor = config.parallel_config.distributed_executor_backend
     if executor not in {None, "uni"}:
         yield (
-            f"`distributed_executor_backend` is {executor!r}, and the worker and the scheduler "
-            "must share a process; expected 'uni'"
+            f"its executor is {executor!r}, and the worker and the scheduler must share a process; "
+            "set the environment variable VLLM_ENABLE_V1_MULTIPROCESSING=0 before vLLM starts (on "
+            "CPUs it turns 'uni' into 'mp' otherwise), and leave `distributed_executor_backend` out"
         )
+
+
+def _faults_of_shapes(head_shapes: Mapping[str, HeadShape]) -> Iterator[str]:
+    """Layers that differ get a builder each, on one block table."""
+    first = next(iter(head_shapes), None)
+    for name, shape in head_shapes.items():
+        if first is not None and shape != head_shapes[first]:
+            yield (
+                f"its full-attention layers differ: {first} has {head_shapes[first]}, {name} has "
+                f"{shape}, and layers that share a block table must select together; use the "
+                "policy 'attend'"
+            )
 
 
 def _faults_of_attention(attention: AttentionFacts) -> Iterator[str]:

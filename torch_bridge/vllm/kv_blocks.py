@@ -33,14 +33,14 @@ class ScoredQuery(NamedTuple):
         query: [num_query_heads, head_dim].
         block_table: physical blocks in sequence order.
         num_keys: tokens in them.
-        log_sum_exps: float32 [num_query_heads, max_blocks], written: of the scaled scores of each
+        log_sum_exps: float32 [num_query_heads, columns], written: of the scaled scores of each
             block of the table; the columns after it are left alone.
     """
 
     query: torch.Tensor
     block_table: Int32[np.ndarray, " blocks"]
     num_keys: int
-    log_sum_exps: Float32[np.ndarray, "query_head max_blocks"]
+    log_sum_exps: Float32[np.ndarray, "query_head columns"]
 
 
 class KVBlocks:

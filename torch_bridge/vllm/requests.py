@@ -44,7 +44,7 @@ class DecodingRequest:
 
 
 class RetainedRequests:
-    """Requests that gave blocks back, from their first such step until they are gone.
+    """Requests of one engine that gave blocks back, from their first such step until they are gone.
 
     The worker, which selects, adds them; the manager, which owns the blocks, asks what is dropped
     and says when a request is gone. Both live in one process and take turns. A request goes by its
@@ -73,10 +73,6 @@ class RetainedRequests:
     def forget(self, first_block: int) -> None:
         """Forgets a request that no longer owns its blocks."""
         self._by_first_block.pop(first_block, None)
-
-    def clear(self) -> None:
-        """Forgets all, for a new engine."""
-        self._by_first_block.clear()
 
 
 class RequestTracker:
@@ -132,18 +128,23 @@ class RequestTracker:
             is_decoding: rows that compute one token, past their prompt.
 
         Returns:
-            For each row its request, brought up to this step; None for rows that do not decode.
+            For each row its request, brought up to this step; None for rows that do not decode,
+            but for those of requests that gave blocks back: all their later steps must skip these.
+
+        Raises:
+            RuntimeError: for a request that gave blocks back and lost others.
         """
         rows: list[DecodingRequest | None] = []
         by_newest_block: dict[int, DecodingRequest] = {}
         for table, length, decodes in zip(
             block_table, num_tokens.tolist(), is_decoding, strict=True
         ):
-            if not decodes:
+            blocks = table[: -(-length // self.block_tokens)].copy()
+            request = self._find_retained(blocks, length)
+            if request is None and not decodes:
                 rows.append(None)
                 continue
-            blocks = table[: -(-length // self.block_tokens)].copy()
-            request = self._find(blocks, length)
+            request = request or self._find(blocks, length)
             request.physical_blocks, request.num_tokens = blocks, length
             by_newest_block[int(blocks[-1])] = request
             rows.append(request)
@@ -152,10 +153,15 @@ class RequestTracker:
         self._by_newest_block = by_newest_block
         return rows
 
+    def _find_retained(
+        self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int
+    ) -> DecodingRequest | None:
+        if self._retained is None or not blocks.size:
+            return None
+        known = self._retained.find(int(blocks[0]))
+        return None if known is None else _checked(known, blocks, num_tokens)
+
     def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
-        known = None if self._retained is None else self._retained.find(int(blocks[0]))
-        if known is not None:
-            return _checked(known, blocks, num_tokens)
         place = (num_tokens - 2) // self.block_tokens  # the block of the token before
         known = self._by_newest_block.get(int(blocks[place])) if num_tokens > 1 else None
         if known is not None and known.num_tokens == num_tokens - 1:
@@ -168,8 +174,9 @@ class RequestTracker:
 def _checked(
     known: DecodingRequest, blocks: Int32[np.ndarray, " blocks"], num_tokens: int
 ) -> DecodingRequest:
-    before = known.physical_blocks
-    if known.num_tokens < num_tokens and np.array_equal(before, blocks[: before.size]):
+    before, own = known.physical_blocks, known.own_blocks()
+    # In the places of what was given back, vLLM may go on naming it or name its null block.
+    if known.num_tokens < num_tokens and np.array_equal(before[own], blocks[own]):
         return known
     raise RuntimeError(
         f"the request in physical block {blocks[0]} gave blocks back at {known.num_tokens} tokens, "

@@ -9,8 +9,10 @@ window do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -18,28 +20,60 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from torch_bridge.vllm.requests import RetainedRequests
 
-RETAINED = RetainedRequests()
-"""Requests of this process's engine that gave blocks back; workers and managers share it."""
+_retained_by_engine: WeakValueDictionary[str, RetainedRequests] = WeakValueDictionary()
+# A process may have several engines, and each numbers its physical blocks from 0.
+
+
+def retained_of(engine: str) -> RetainedRequests:
+    """Requests of one engine that gave blocks back; its workers and managers share and hold it.
+
+    Args:
+        engine: name of the engine, from the specification of its caches.
+    """
+    return _retained_by_engine.setdefault(engine, RetainedRequests())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetainedAttentionSpec(FullAttentionSpec):
-    """Full attention over the blocks that a request retains."""
+    """Full attention over the blocks that a request retains.
+
+    Attributes:
+        engine: vLLM's name of the instance; workers and managers meet under it.
+    """
+
+    engine: str
+
+    @classmethod
+    def merge(cls, specs: Sequence[Self]) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The one specification of layers that share a block table."""
+        plain = [_as(FullAttentionSpec, spec) for spec in specs]
+        (engine,) = {spec.engine for spec in specs}
+        return _as(cls, FullAttentionSpec.merge(plain), engine=engine)
 
 
-def retained_spec(spec: Any) -> Any:
+def retained_spec(spec: Any, *, engine: str) -> Any:
     """The specification of a layer under the retain policy.
 
     Args:
         spec: as vLLM made it; what is not plain full attention is handed on.
+        engine: vLLM's name of the instance.
     """
     if type(spec) is not FullAttentionSpec:
         return spec
-    return RetainedAttentionSpec(**{f.name: getattr(spec, f.name) for f in fields(spec)})
+    return _as(RetainedAttentionSpec, spec, engine=engine)
+
+
+def _as(kind: Any, spec: Any, **more: Any) -> Any:
+    given = {f.name: getattr(spec, f.name) for f in fields(FullAttentionSpec) if f.init}
+    return kind(**given, **more)
 
 
 class RetainedAttentionManager(FullAttentionManager):
     """Owns the blocks of full-attention groups and frees those that were given back."""
+
+    def __init__(self, kv_cache_spec: RetainedAttentionSpec, *args: Any, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, *args, **kwargs)
+        self._retained = retained_of(kv_cache_spec.engine)
 
     def remove_skipped_blocks(
         self,
@@ -52,7 +86,7 @@ class RetainedAttentionManager(FullAttentionManager):
         if not blocks:
             return
         freed: list[Any] = []
-        for logical_block in RETAINED.dropped_blocks(blocks[0].block_id):
+        for logical_block in self._retained.dropped_blocks(blocks[0].block_id):
             if not blocks[logical_block].is_null:
                 freed.append(blocks[logical_block])
                 blocks[logical_block] = self._null_block
@@ -63,7 +97,7 @@ class RetainedAttentionManager(FullAttentionManager):
         """As the stock manager; whatever the request had selected is forgotten with it."""
         blocks = super().pop_blocks_for_free(request_id)
         if blocks:
-            RETAINED.forget(blocks[0].block_id)
+            self._retained.forget(blocks[0].block_id)
         return blocks
 
 

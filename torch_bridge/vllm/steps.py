@@ -36,7 +36,8 @@ def build_tables(
     A row without a selection keeps its own table.
 
     Args:
-        requests: the decoding request of each row, None for rows that do not decode.
+        requests: the request of each row, None for rows that attend to everything. A row may have
+            several queries: they are its newest tokens, all of them behind the candidates.
         block_table: vLLM's table.
         num_tokens: vLLM's lengths.
         num_layer_rows: full-attention layers of the group.
