@@ -8,7 +8,7 @@ import typer
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
-from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
+from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary, keep_interrupts
 from .info import info
 from .models import models
 from .monitor import monitor
@@ -62,6 +62,7 @@ app.command()(simulate)
 
 def main() -> None:
     """Run the command line. Ends the process."""
+    keep_interrupts()
     with error_boundary():
         try:
             exit_code = app(standalone_mode=False)
