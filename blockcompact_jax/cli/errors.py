@@ -25,8 +25,9 @@ class UserError(Exception):
 def error_boundary() -> Generator[None]:
     """End the process with one clear line for an expected error, and quietly for Ctrl-C.
 
-    Expected are `UserError`, this project's own kinds of `ValueError` and a full disk; anything
-    else is a fault of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks
+    Expected are `UserError`, this project's own kinds of `ValueError` and `ImportError` and a full
+    disk; anything else is a fault of the program and keeps its traceback. With
+    BLOCKCOMPACT_DEBUG=1 all tracebacks
     are shown.
 
     Raises:
@@ -93,7 +94,7 @@ def _is_expected(error: Exception) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
-    return isinstance(error, ValueError) and _package_of(error) in _OUR_PACKAGES
+    return isinstance(error, ValueError | ImportError) and _package_of(error) in _OUR_PACKAGES
 
 
 def _package_of(error: Exception) -> str:
