@@ -8,7 +8,7 @@ import typer
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
-from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary
+from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary, keep_interrupts
 from .info import info
 from .models import models
 from .monitor import monitor
@@ -62,6 +62,7 @@ app.command()(simulate)
 
 def main() -> None:
     """Run the command line. Ends the process."""
+    keep_interrupts()
     with error_boundary():
         try:
             exit_code = app(standalone_mode=False)
@@ -79,4 +80,10 @@ def _one_line(error: Any) -> UserError | SystemExit:
     if "\n" in message or not message:  # no command was given: the message is the help
         error.show()
         return SystemExit(EXIT_REFUSED)
-    return UserError(f"{message.rstrip('.')} (see `{command} --help`)")
+    return UserError(f"{message.rstrip('.')}{_given(error)} (see `{command} --help`)")
+
+
+def _given(error: Exception) -> str:
+    """What a wrong value was, where the message leaves it out."""
+    details: Any = getattr(error.__cause__, "errors", None)  # pydantic's, which typer checks with
+    return f", got {details()[0]['input']!r}" if details is not None else ""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import UserError, require_modules
+from .outputs import check_writable, write_output
 from .progress import make_observer
 from .run import NEEDED_TO_RUN
 from .run_options import (
@@ -62,11 +63,11 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
         )
     except OptionError as error:
         raise UserError(f"{error} (see `blockcompact calibrate --help`)") from error
+    check_writable("out", out)
     require_modules("blockcompact calibrate", NEEDED_TO_RUN, extra="models")
     document = _calibrate(options, samples, horizon, margin_us)
     text = json.dumps(document, indent=1)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text + "\n", encoding="utf-8")
+    write_output("out", out, text + "\n")
     if is_json:
         typer.echo(text)
     else:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import UserError, require_modules
+from .outputs import check_writable, refused_writes, write_output
 
 EXIT_FAILED = 1
 _PYTEST_RAN = frozenset({0, 1})
@@ -50,6 +51,7 @@ def check(  # noqa: PLR0917  # options, in the order --help shows them
             raise UserError(f"`{name}` is {str(path)!r}, which does not exist; run in a checkout")
     if not results and not is_run:
         raise UserError("no `results` are given; add --results FILE, or --run to run the tests")
+    check_writable("json", json_path)
     found, command = list(results or ()), list[str]()
     if is_run:
         own = json_path.with_suffix(".junit.xml")
@@ -62,8 +64,8 @@ def check(  # noqa: PLR0917  # options, in the order --help shows them
         seed=seed if is_run and not results else None,
         command=command,
     )
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(checks, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(checks, indent=1, ensure_ascii=False)
+    write_output("json", json_path, text + "\n")
     _print(checks, json_path)
     if any(contract["state"] == "failed" for contract in checks["contracts"]):
         raise typer.Exit(EXIT_FAILED)
@@ -73,7 +75,8 @@ def _run_pytest(tests: Path, junit: Path, *, seed: int, pytest_args: str) -> lis
     import shlex
 
     require_modules("blockcompact check --run", ("pytest", "hypothesis"), extra="dev")
-    junit.parent.mkdir(parents=True, exist_ok=True)
+    with refused_writes("json", junit):
+        junit.parent.mkdir(parents=True, exist_ok=True)
     options = [f"--junit-xml={junit.resolve()}", f"--hypothesis-seed={seed}"]
     options += shlex.split(pytest_args)
     # -P: the working folder may hold sources that would hide the installed package.

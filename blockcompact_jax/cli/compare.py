@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import UserError, require_modules
+from .outputs import check_writable, write_output
 from .progress import make_observer
 from .run import NEEDED_TO_RUN
 from .run_options import (
@@ -74,12 +75,13 @@ def compare(  # noqa: PLR0917  # options, in the order --help shows them
         )
     except OptionError as error:
         raise UserError(f"{error} (see `blockcompact compare --help`)") from error
+    if out is not None:
+        check_writable("out", out)
     require_modules("blockcompact compare", NEEDED_TO_RUN, extra="models")
     document = _compare(options)
     text = json.dumps(document)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n", encoding="utf-8")
+        write_output("out", out, text + "\n")
     if is_json:
         typer.echo(text)
     else:

@@ -1,14 +1,18 @@
 """Errors a user can act on, and the one place where they end."""
 
+import _thread
 import errno
 import os
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+
+_AGAIN_SECONDS = 0.02
 
 _OUR_PACKAGES = frozenset({"blockcompact_jax", "torch_bridge"})
 
@@ -21,8 +25,9 @@ class UserError(Exception):
 def error_boundary() -> Generator[None]:
     """End the process with one clear line for an expected error, and quietly for Ctrl-C.
 
-    Expected are `UserError`, this project's own kinds of `ValueError` and a full disk; anything
-    else is a fault of the program and keeps its traceback. With BLOCKCOMPACT_DEBUG=1 all tracebacks
+    Expected are `UserError`, this project's own kinds of `ValueError` and `ImportError` and a full
+    disk; anything else is a fault of the program and keeps its traceback. With
+    BLOCKCOMPACT_DEBUG=1 all tracebacks
     are shown.
 
     Raises:
@@ -40,6 +45,26 @@ def error_boundary() -> Generator[None]:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_REFUSED) from None
+
+
+def keep_interrupts() -> None:
+    """Deliver a Ctrl-C again that Python drops, until it ends the command.
+
+    It is dropped, with a message, where it lands in a callback of the garbage collector, as JAX
+    has one, or in a destructor.
+    """
+    show = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            show(unraisable)
+            return
+        # From a thread and later: raised here, it would be dropped once more.
+        again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
 
 
 def require_modules(command: str, modules: tuple[str, ...], *, extra: str) -> None:
@@ -69,7 +94,7 @@ def _is_expected(error: Exception) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
-    return isinstance(error, ValueError) and _package_of(error) in _OUR_PACKAGES
+    return isinstance(error, ValueError | ImportError) and _package_of(error) in _OUR_PACKAGES
 
 
 def _package_of(error: Exception) -> str:

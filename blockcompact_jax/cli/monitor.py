@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .errors import UserError
+from .outputs import check_writable, write_output
 
 
 def monitor(
@@ -42,6 +43,7 @@ def monitor(
 
     if not docs.exists():
         raise UserError(f"`docs` is {str(docs)!r}, which does not exist; run in a checkout")
+    check_writable("out", out)
     paths = [Path(name) for pattern in results or () for name in _expand(pattern)]
     usual = Path("contract_checks.json")
     chosen = checks if checks is not None or not usual.exists() else usual
@@ -50,8 +52,7 @@ def monitor(
         return build_page(document=docs, checks=chosen, results=paths)
 
     page = build()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_output("out", out, page)
     typer.echo(f"written to {out} ({len(page.encode()) / 1e6:.1f} MB)")
     if port is not None:
         from blockcompact_jax.monitor.serve import serve_page

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import UserError, require_modules
+from .outputs import check_writable, refused_writes
 from .progress import make_observer
 from .run import NEEDED_TO_RUN
 
@@ -69,20 +70,24 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     require_modules("blockcompact sweep", NEEDED_TO_RUN, extra="models")
     if parquet is not None:
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
+        check_writable("parquet", parquet)
+    check_writable("out", out)
     results = ResultFile(out)
     with make_observer() as observer:
         from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models, local_weights
 
         fetch_models(configurations, observer)
-        summary = run_sweep(
-            configurations,
-            engine=LoadedRuns(),
-            results=results,
-            observer=observer,
-            weights=local_weights(configurations),
-        )
+        with refused_writes("out", out):
+            summary = run_sweep(
+                configurations,
+                engine=LoadedRuns(),
+                results=results,
+                observer=observer,
+                weights=local_weights(configurations),
+            )
     if parquet is not None:
-        write_parquet(results.rows, parquet)
+        with refused_writes("parquet", parquet):
+            write_parquet(results.rows, parquet)
     _print_rows(results, configurations)
     typer.echo(
         f"{summary.num_configurations} configurations, {summary.num_skipped} done before, "

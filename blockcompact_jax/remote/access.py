@@ -24,12 +24,19 @@ def create_or_read_token(path: Path | None) -> str:
     """Returns the server's token: the file's, a new one in a new file, or the environment's.
 
     Raises:
-        CompactionError: There is no file and no variable, or others could read the file.
+        CompactionError: There is no file and no variable, others could read the file, or it
+            cannot be made.
     """
     if path is None or path.exists():
         return read_token(path)
     token = secrets.token_urlsafe(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise CompactionError(
+            f"`token_file` {path} cannot be made ({error.strerror}); give a path in a folder that "
+            "exists and is yours."
+        ) from error
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(token + "\n")

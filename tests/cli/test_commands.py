@@ -60,7 +60,10 @@ def test_works_without_the_optional_packages(arguments: tuple[str, ...], tmp_pat
     ("arguments", "said"),
     [
         (("run", "--contxt", "3"), "No such option: --contxt"),
-        (("run", "--context", "x"), "Invalid value for '--context'"),
+        (("run", "--context", "abc"), "'--context': Input should be a valid integer"),
+        (("run", "--context", "abc"), ", got 'abc' (see"),
+        (("run", "--ranks", "0"), ", got '0' (see"),
+        (("serve", "--port", "70000"), ", got '70000' (see"),
         (("bogus",), "No such command 'bogus'"),
         (("models", "fetch"), "Missing argument"),
     ],
@@ -139,3 +142,22 @@ def test_fetch_of_a_damaged_model_is_refused_with_the_remedy(tmp_path: Path):
     (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
     line = _one_error_line(_blockcompact("models", "fetch", "smollm2-135m", cache=tmp_path))
     assert "blockcompact models fetch smollm2-135m --force" in line
+
+
+def test_a_native_module_that_does_not_load_is_one_line(tmp_path: Path):
+    program = (
+        "from blockcompact_jax.cli import app, main\n"
+        "from blockcompact_jax.kernels.native import load_native\n"
+        "app.app = lambda **_: load_native()\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "BLOCKCOMPACT_NUM_THREADS": "foo"},
+        cwd=tmp_path,
+    )
+    assert "BLOCKCOMPACT_NUM_THREADS is 'foo'" in _one_error_line(done)

@@ -1,5 +1,8 @@
 """Where errors of a command end: one line or a traceback, and the exit code."""
 
+import subprocess
+import sys
+
 import pytest
 
 from blockcompact_jax.cli.errors import UserError, error_boundary, require_modules
@@ -47,3 +50,35 @@ def test_missing_modules_are_named_with_the_extra():
         "install with: pip install 'blockcompact-jax[models]'"
     )
     require_modules("blockcompact run", ("json",), extra="models")
+
+
+_INTERRUPTED_IN_THE_COLLECTOR = """
+import gc, signal, time
+from blockcompact_jax.cli import app, main
+
+def interrupt(phase, info):
+    gc.callbacks.remove(interrupt)
+    signal.raise_signal(signal.SIGINT)
+
+def command(**_):
+    gc.callbacks.append(interrupt)
+    gc.collect()
+    for _ in range(200):
+        time.sleep(0.1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+app.app = command
+main()
+"""
+
+
+def test_an_interrupt_in_a_callback_of_the_collector_ends_the_command(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _INTERRUPTED_IN_THE_COLLECTOR],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")

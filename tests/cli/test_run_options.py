@@ -81,6 +81,8 @@ def test_budget_needs_exactly_one_unit(fields: dict[str, float]):
         ("policy", "best"),
         ("dtype", "float16"),
         ("layout", "plain"),
+        ("block_tokens", 20),
+        ("budget", Budget(blocks=1)),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),

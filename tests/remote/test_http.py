@@ -167,6 +167,8 @@ def test_tokens_lie_in_private_files(tmp_path, monkeypatch):
     os.chmod(path, 0o644)
     with pytest.raises(CompactionError, match="can be read by others"):
         read_token(path)
+    with pytest.raises(CompactionError, match=r"`token_file` .*cannot be made"):
+        create_or_read_token(tmp_path / "nowhere" / "token")
     monkeypatch.delenv("BLOCKCOMPACT_TOKEN", raising=False)
     with pytest.raises(CompactionError, match="BLOCKCOMPACT_TOKEN"):
         read_token(None)

@@ -41,6 +41,8 @@ def test_every_option_of_a_run_but_its_prompt_can_be_swept():
         ({"context": True}, "`context` is True"),
         ({"policy": "best"}, "`policy` is 'best'"),
         ({"budget": "0%"}, "`budget`"),
+        ({"budget": "1b"}, "`budget` 1b is less than 1 sink and 1 recent block"),
+        ({"layout": "amx", "block_tokens": 20}, "`block_tokens` to be a multiple of 32, got 20"),
         ({"compare_full": "perhaps"}, "`compare_full` is 'perhaps'"),
     ],
 )

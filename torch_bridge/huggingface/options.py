@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
-from torch_bridge.budget import Budget, OptionError
+from blockcompact_jax.kernels import Layout, UnsupportedLayoutError, check_layout
+from torch_bridge.budget import Budget, OptionError, check_budget
 from torch_bridge.models.progress import SilentObserver, StageObserver
 
 DType = Literal["float32", "bfloat16"]
@@ -43,6 +44,21 @@ def check_names(**names: str) -> None:
         known = _KNOWN_NAMES[name]
         if value not in known:
             raise OptionError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")
+
+
+def check_block_layout(layout: LayoutName, block_tokens: int) -> None:
+    """Refuses a block size that a layout cannot hold, whatever the model.
+
+    Raises:
+        OptionError: saying which layout can.
+    """
+    try:
+        # The head size is the model's and is checked with it; here a size that fits stands for it.
+        check_layout(
+            Layout[layout.upper()], block_tokens=block_tokens, head_dim=32, element_bytes=2
+        )
+    except UnsupportedLayoutError as error:
+        raise OptionError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +122,8 @@ class RunOptions:
         check_names(
             policy=self.policy, dtype=self.dtype, layout=self.layout, attention=self.attention
         )
+        check_budget(self.budget)
+        check_block_layout(self.layout, self.block_tokens)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
                 f"`temperature` is {self.temperature}, expected a finite number, 0 or more"

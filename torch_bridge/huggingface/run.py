@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import OptionError, check_budget
+from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
@@ -114,7 +114,6 @@ def _check_fit(options: RunOptions, num_context_tokens: int, loaded: LoadedModel
             f"`block-tokens` is {options.block_tokens:,}; expected at most the {max_positions:,} "
             f"positions of {loaded.name}"
         )
-    check_budget(options.budget)
 
 
 def _run_session(
