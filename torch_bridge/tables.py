@@ -72,8 +72,14 @@ class BlockTables:
 
         Raises:
             TablesBusyError: if a replay still runs then.
-            ValueError: if rows are missing, or a table is longer than its buffer.
+            ValueError: if rows are missing, or a table is longer than its buffer or not of int32.
         """
+        for row, table in enumerate(physical_blocks):
+            if np.ndim(table) != 1 or table.dtype != np.int32:
+                raise ValueError(
+                    f"`physical_blocks` has {table.dtype} {np.shape(table)} for row {row}; "
+                    "expected int32 [entries]. Nothing has changed."
+                )
         num_rows, max_entries = self.physical_blocks.shape
         longest = max((len(table) for table in physical_blocks), default=0)
         if len(physical_blocks) != num_rows or longest > max_entries:

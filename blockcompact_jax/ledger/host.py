@@ -242,14 +242,11 @@ class CommitLedger:
         """Retires resident slots of a request that has no operation open: all, or none."""
         place = self._place(request_id, request_epoch)
         common = {"request": place, "request_epoch": request_epoch}
-        self._apply_all(
-            [
-                self._event(
-                    EventKind.EVICT, **common, slot=each.slot, slot_generation=each.generation
-                )
-                for each in held
-            ]
-        )
+        rows = [
+            self._event(EventKind.EVICT, **common, slot=each.slot, slot_generation=each.generation)
+            for each in held
+        ]
+        self._apply_all(rows)
 
     def quiesce(self, held: Sequence[HeldSlot], *, rank: int) -> None:
         """Takes down that nothing on a rank reads or writes retiring slots any more."""

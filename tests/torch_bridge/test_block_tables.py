@@ -83,3 +83,20 @@ def test_tables_that_do_not_fit_are_refused(shape):
     with pytest.raises(ValueError, match="expected 2 of at most 8"):
         tables.swap([np.zeros(length, np.int32) for length in shape])
     assert tables.revision == 0
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [np.array([[1, 2]], np.int32), np.array(3, np.int32), np.array([2**40]), np.array([0.5])],
+    ids=["two axes", "no axis", "int64", "float"],
+)
+def test_OWN_3_a_malformed_row_changes_no_other(malformed):
+    """OWN-3: every row is checked before the first is written."""
+    tables = BlockTables(num_rows=2, max_entries=8)
+    tables.swap(tables_of(1))
+    before, counts = tables.physical_blocks.copy(), tables.num_entries.copy()
+    with pytest.raises(ValueError, match="for row 1; expected int32"):
+        tables.swap([np.array([2, 2], np.int32), malformed])
+    np.testing.assert_array_equal(tables.physical_blocks, before)
+    np.testing.assert_array_equal(tables.num_entries, counts)
+    assert tables.revision == 1
