@@ -244,6 +244,16 @@ def test_right_padding_is_refused(llama):
         generate(llama, inputs, cache)
 
 
+def test_a_first_chunk_of_padding_alone_is_refused(llama):
+    inputs = prompts([190, 90])
+    expected = generate(llama, inputs)
+    with AttendCache(llama, budget="100%") as cache:
+        with pytest.raises(ValueError, match="row 1 hides all of its first 64 tokens"):
+            generate(llama, inputs, cache, prefill_chunk_size=64)
+        cache.reset()
+        assert torch.equal(generate(llama, inputs, cache, prefill_chunk_size=128), expected)
+
+
 def test_another_batch_and_another_padding_are_refused(llama):
     inputs = prompts([190, 90])
     token = torch.ones(2, 1, dtype=torch.long)

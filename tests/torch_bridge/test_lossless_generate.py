@@ -2,13 +2,20 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TypicalLogitsWarper
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.lossless_generate import lossless_generate
 from torch_bridge.huggingface.sampling import ProcessedSampler
+from torch_bridge.huggingface.session import CompactionSession
 
 GREEDY = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 30}
 LOSSLESS = {"custom_generate": lossless_generate, "budget": "3b", "num_draft_tokens": 3}
@@ -101,6 +108,43 @@ def test_sampling_follows_the_seed_and_draws_from_the_processed_logits(llama):
         logits = llama(drawn[0]).logits[0, 169:-1]
     best = logits.topk(2).indices
     assert all(token in pair for token, pair in zip(drawn[0][0, 170:], best, strict=True))
+
+
+def test_samples_are_distributed_as_the_full_model_says(monkeypatch):
+    """Chi-square at 99.9 %, however bad the drafts: of the first token, and of the two after it."""
+    right = CompactionSession.draft_step
+    monkeypatch.setattr(
+        CompactionSession, "draft_step", lambda self, tokens: right(self, tokens).roll(1, -1)
+    )
+    torch.manual_seed(9)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=4,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.randint(0, 4, (1, 170))
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 0, "max_new_tokens": 3}
+    options |= {"pad_token_id": 0, "eos_token_id": None, "num_return_sequences": 200}
+    torch.manual_seed(1)
+    options["attention_mask"] = torch.ones_like(prompt)
+    drawn = model.generate(prompt, **options, **LOSSLESS)[:, 170:]
+    paths = torch.cartesian_prod(*3 * [torch.arange(4)])
+    with torch.inference_mode():
+        logits = model(torch.cat([prompt.expand(64, -1), paths], 1)).logits[:, 169:-1]
+    chances = (logits.double() / 0.8).softmax(-1).gather(2, paths[..., None])[..., 0]
+    expected = 200 * chances.prod(1).view(4, 16)
+    counts = torch.bincount(drawn @ torch.tensor([16, 4, 1]), minlength=64).double().view(4, 16)
+    assert expected.sum().item() == pytest.approx(200)
+    for axis, limit in ((0, 37.70), (1, 16.27)):  # of 15 and of 3 degrees of freedom
+        found, wanted = counts.sum(axis), expected.sum(axis)
+        assert ((found - wanted) ** 2 / wanted).sum() < limit
+        assert wanted.min() > 0.5
 
 
 def test_a_sampler_gives_the_processors_probabilities_and_leaves_the_logits():

@@ -25,10 +25,15 @@ def num_padding_tokens(mask: torch.Tensor | None, batch: int) -> list[int]:
     padding = newest.to(torch.int8).argmax(-1)
     is_left = torch.arange(newest.shape[1]) >= padding[:, None]
     for place in range(batch):
+        if not bool(newest[place].any()):
+            raise ValueError(
+                f"`attention_mask` of row {place} hides all of its first {newest.shape[1]} tokens; "
+                "expected at least one token in a row's first forward. With "
+                "`prefill_chunk_size`, set it above the longest padding or leave it out."
+            )
         if not torch.equal(newest[place], is_left[place]):
             raise ValueError(
-                f"`attention_mask` of row {place} hides tokens after the first visible one, or all "
-                "of them; expected padding on the left only. Set the tokenizer's "
-                "`padding_side='left'`."
+                f"`attention_mask` of row {place} hides tokens after the first visible one; "
+                "expected padding on the left only. Set the tokenizer's `padding_side='left'`."
             )
     return padding.tolist()
