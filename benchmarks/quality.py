@@ -1,4 +1,4 @@
-"""How well compacted attention predicts, beside kvpress at equal kept tokens, in one run.
+"""How well compacted attention predicts, beside kvpress at equal budgets, in one run.
 
     python benchmarks/quality.py --json PATH [--kvpress-python ENV/bin/python]
 
