@@ -31,7 +31,7 @@ def test_each_side_is_told_what_it_can_do_about_a_token(tmp_path, monkeypatch):
         assert "file that `blockcompact serve` was started with" in str(client.value)
         assert "new path" not in str(client.value)
         assert "new path, and the server makes one" in str(server.value)
-    with pytest.raises(CompactionError, match="does not exist; .* `blockcompact serve` was"):
+    with pytest.raises(CompactionError, match=r"does not exist; .* `blockcompact serve` was"):
         read_token(new)
     assert not new.exists()
 
