@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from blockcompact_jax.cli.app import app
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.sweep import DEFAULT_GRID, OPTIONS, complete, options_of
+from torch_bridge.models.errors import UnknownModelError
 
 PROGRAM = [sys.executable, "-P", "-c", "from blockcompact_jax.cli import main; main()", "sweep"]
 
@@ -30,7 +33,7 @@ def test_every_option_of_a_run_but_its_prompt_can_be_swept():
     ("configuration", "said"),
     [
         ({"contexts": 1}, "`contexts` is no option"),
-        ({"context": "many"}, "`context` is 'many'"),
+        ({"context": "many"}, "`context` is 'many' in the sweep, expected a whole number"),
         ({"context": 1.5}, "`context` is 1.5"),
         ({"context": True}, "`context` is True"),
         ({"policy": "best"}, "`policy` is 'best'"),
@@ -43,6 +46,20 @@ def test_every_option_of_a_run_but_its_prompt_can_be_swept():
 def test_a_wrong_option_is_refused_before_anything_runs(configuration, said):
     with pytest.raises(OptionError, match=said):
         complete(configuration)
+
+
+def test_an_unknown_model_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
+
+    def fetch(*_, **__):
+        raise AssertionError("a model was fetched")
+
+    monkeypatch.setattr("torch_bridge.models.load.fetch_model", fetch)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["sweep", "--set", "model=smollm2-135m,nosuch"])
+    assert isinstance(done.exception, UnknownModelError), done.exception
+    assert "'nosuch'" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_lists_the_default_grid(tmp_path):
