@@ -1,5 +1,6 @@
 """What a sweep may vary, and one sweep with a real model."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from blockcompact_jax.cli.app import app
+from blockcompact_jax.sweep.grid import configuration_hash
+from blockcompact_jax.sweep.store import SCHEMA, ResultFile
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.sweep import DEFAULT_GRID, OPTIONS, complete, options_of
@@ -60,6 +63,35 @@ def test_an_unknown_model_is_refused_before_anything_is_fetched(tmp_path, monkey
     assert isinstance(done.exception, UnknownModelError), done.exception
     assert "'nosuch'" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_difference_fits_a_terminal_of_80_columns(tmp_path):
+    """What does not vary is said once; headings stand on one line, and so does a row."""
+    report = {"metrics": {}, "token_ids": [1], "speedup_vs_full": 1.0, "tokens_per_second": 2.0}
+    report["tokens_per_second_full"] = 3.0
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, speed in zip(paths, (1.0, 1.5), strict=True):
+        results = ResultFile(path)
+        for budget, context in itertools.product(("10%", "25%"), (1024, 2048)):
+            configuration = complete({"budget": budget, "context": context})
+            results.append(
+                {
+                    "schema": SCHEMA,
+                    "configuration": configuration,
+                    "configuration_hash": configuration_hash(configuration),
+                    "state": "done",
+                    "report": {**report, "tokens_per_second": 2 * speed},
+                }
+            )
+    arguments = ["sweep", "diff", *map(str, paths)]
+    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).stdout.splitlines()
+    assert "in all: model smollm2-135m, dtype float32, policy attention" in lines
+    headings = next(line for line in lines if "differs in" in line)
+    cells = [cell.strip() for cell in headings.split("┃" if "┃" in headings else "│")]
+    assert cells == ["context", "budget", "speedup", "tokens/s", "full tokens/s", "differs in"]
+    for context, budget in (("1024", "10%"), ("2048", "10%"), ("1024", "25%"), ("2048", "25%")):
+        row = [context, budget, "1.00", "1.50", "1.00"]
+        assert any([cell.strip() for cell in line.split("│")][:5] == row for line in lines)
 
 
 def test_a_dry_run_lists_the_default_grid(tmp_path):
