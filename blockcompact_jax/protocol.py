@@ -211,8 +211,9 @@ def _source_kind(
     if area.is_empty:
         remedy = (
             "One side cannot read source blocks directly, and the compaction area "
-            f"[{area.num_source_blocks}, {area.num_cpu_blocks}) to copy them to is empty. Use a "
-            "side that supports source_only, or give the CPU pool an area."
+            f"[{area.num_source_blocks}, {area.num_cpu_blocks}) to copy them to is empty. Give it "
+            "blocks: start the server with `blockcompact serve --copy-area N`; or use a side that "
+            "supports source_only."
         )
     elif not is_copy_asked:
         remedy = (

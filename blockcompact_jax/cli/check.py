@@ -46,9 +46,10 @@ def check(  # noqa: PLR0917  # options, in the order --help shows them
     """
     from blockcompact_jax.monitor.checks import check_contracts
 
-    for name, path in (("docs", docs), ("tests", tests)):
-        if not path.exists():
-            raise UserError(f"`{name}` is {str(path)!r}, which does not exist; run in a checkout")
+    if not docs.is_file():
+        raise UserError(f"`docs` is {str(docs)!r}, which is no file; run in a checkout")
+    if not tests.exists():
+        raise UserError(f"`tests` is {str(tests)!r}, which does not exist; run in a checkout")
     if not results and not is_run:
         raise UserError("no `results` are given; add --results FILE, or --run to run the tests")
     check_writable("json", json_path)
@@ -75,10 +76,17 @@ def _run_pytest(tests: Path, junit: Path, *, seed: int, pytest_args: str) -> lis
     import shlex
 
     require_modules("blockcompact check --run", ("pytest", "hypothesis"), extra="dev")
+    try:
+        further = shlex.split(pytest_args)
+    except ValueError as error:
+        raise UserError(
+            f"`pytest-args` is {pytest_args!r}, which cannot be split into words ({error}); close "
+            "the quotation"
+        ) from error
     with refused_writes("json", junit):
         junit.parent.mkdir(parents=True, exist_ok=True)
     options = [f"--junit-xml={junit.resolve()}", f"--hypothesis-seed={seed}"]
-    options += shlex.split(pytest_args)
+    options += further
     # -P: the working folder may hold sources that would hide the installed package.
     command = [sys.executable, "-P", "-m", "pytest", str(tests), *options]
     done = subprocess.run(command, check=False, stdout=sys.stderr, env=os.environ)

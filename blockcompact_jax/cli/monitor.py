@@ -41,8 +41,8 @@ def monitor(
     """
     from blockcompact_jax.monitor.page import build_page
 
-    if not docs.exists():
-        raise UserError(f"`docs` is {str(docs)!r}, which does not exist; run in a checkout")
+    if not docs.is_file():
+        raise UserError(f"`docs` is {str(docs)!r}, which is no file; run in a checkout")
     check_writable("out", out)
     paths = [Path(name) for pattern in results or () for name in _expand(pattern)]
     usual = Path("contract_checks.json")

@@ -98,12 +98,13 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         given = "`--copy-fallback`" if copy_fallback else f"`--ranks {ranks}`"
         raise UserError(f"{given} needs a server; name one with `--remote`")
     read_prompt(prompt, prompt_file)  # A bad prompt is refused before anything is fetched.
+    client = None if remote is None else _client_of(remote, token_file)
     require_modules("blockcompact run", NEEDED_TO_RUN, extra="models")
 
     from torch_bridge.huggingface.report import render, to_json
     from torch_bridge.huggingface.run import run_decoding
 
-    connection = _connect(remote, token_file, ranks, copy_fallback)
+    connection = None if client is None else _connect(client, ranks, copy_fallback)
     with make_observer(is_text_shown=not is_json) as observer:
         report = run_decoding(options, observer=observer, remote=connection)
     if is_json:
@@ -113,14 +114,17 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
         render(report, Console())
 
 
-def _connect(remote: str | None, token_file: Path | None, num_ranks: int, is_copying: bool) -> Any:
-    """Returns how to reach a verifier; None to verify in this process."""
-    if remote is None:
-        return None
+def _client_of(url: str, token_file: Path | None) -> Any:
+    """Checks the address and the token; connects to nothing yet, and imports no torch."""
     require_modules("blockcompact run --remote", ("httpx", "pydantic"), extra="remote")
     from blockcompact_jax.remote.access import read_token
-    from blockcompact_jax.remote.client import RemoteClient
+    from blockcompact_jax.remote.client import RemoteClient, check_url
+
+    check_url(url)
+    return RemoteClient(url, token=read_token(token_file))
+
+
+def _connect(client: Any, num_ranks: int, is_copying: bool) -> Any:
     from torch_bridge.huggingface.remote import RemoteOptions
 
-    client = RemoteClient(remote, token=read_token(token_file))
     return RemoteOptions(client=client, num_ranks=num_ranks, is_copying=is_copying)

@@ -39,7 +39,8 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
         int, typer.Option(min=1, help="MiB of shared memory of all requests together.")
     ] = 8192,
     lease: Annotated[
-        float, typer.Option(min=1, help="Seconds of silence after which a client is lost.")
+        float,
+        typer.Option(min=1, max=86_400, help="Seconds of silence after which a client is lost."),
     ] = 60.0,
     copy_area: Annotated[
         int,
@@ -60,7 +61,7 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
 
     from blockcompact_jax.remote.access import create_or_read_token, new_process_epoch
     from blockcompact_jax.remote.app import create_app
-    from blockcompact_jax.remote.listen import listen, run_until_stopped
+    from blockcompact_jax.remote.listen import listen, run_until_stopped, url_of
     from blockcompact_jax.remote.service import ServiceLimits, VerifierService
     from torch_bridge.huggingface.options import RunOptions
 
@@ -78,7 +79,7 @@ def serve(  # noqa: PLR0917  # options, in the order --help shows them
     )
     process_epoch = new_process_epoch()
     service = VerifierService(engine, limits, process_epoch=process_epoch)
-    url = f"http://{host}:{listening.getsockname()[1]}"
+    url = url_of(listening)
     typer.echo(json.dumps({"url": url, "process_epoch": process_epoch}))
     run_until_stopped(create_app(service, token=token), listening)
 

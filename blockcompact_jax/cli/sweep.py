@@ -172,24 +172,36 @@ def _print_difference(difference: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     for name, (one, two) in difference["origins"].items():
         console.print(f"{name}: {one} → {two}")
+    rows = difference["rows"]
+    varied = _varied([row["configuration"] for row in rows])
+    if rows:
+        first = rows[0]["configuration"]
+        said = [f"{name} {first[name]}" for name in _SHOWN_OPTIONS if name not in varied]
+        if said:
+            console.print(f"in all: {', '.join(said)}")
+        console.print("speeds are ratios, second / first")
     table = Table(show_edge=False, pad_edge=False)
-    for name in _SHOWN_OPTIONS:
-        table.add_column(name)
-    for name in ("speedup", "tokens/s", "tokens/s, full"):
-        table.add_column(f"{name}, ratio", justify="right")
-    table.add_column("differs in", overflow="fold")
-    for row in difference["rows"]:
+    for name in varied:
+        table.add_column(name.replace("_", " "))
+    for name in ("speedup", "tokens/s", "full tokens/s"):
+        table.add_column(name, justify="right", min_width=len(name))
+    table.add_column("differs in", overflow="fold", min_width=len("differs in"))
+    for row in rows:
         ratios = [_number(ratio, "{:.2f}") for ratio in row["ratios"].values()]
         changed = ", ".join(row["changed"])
-        table.add_row(
-            *(str(row["configuration"][name]) for name in _SHOWN_OPTIONS), *ratios, changed
-        )
+        table.add_row(*(str(row["configuration"][name]) for name in varied), *ratios, changed)
     console.print(table)
     for side in ("first", "second"):
         for configuration in difference[f"only_{side}"]:
             console.print(f"only in the {side}: {_named(configuration)}")
     num_changed = sum(bool(row["changed"]) for row in difference["rows"])
     console.print(f"{len(difference['rows'])} in both, {num_changed} of them not the same")
+
+
+def _varied(configurations: list[dict[str, Any]]) -> list[str]:
+    """Options that have more than one value, in the order of a configuration."""
+    first = configurations[0] if configurations else {}
+    return [name for name in first if any(each[name] != first[name] for each in configurations)]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
@@ -85,7 +87,8 @@ def read_outcomes(
         files: the sources as they are now, from `tested_files`.
 
     Raises:
-        CompactionError: if a file is missing, is no JUnit XML, or holds no result.
+        CompactionError: if a file is missing, is no JUnit XML, holds no result, or a time in it is
+            none.
     """
     known = list(tests)
     by_case = {(test.module, test.name): test.label for test in known}
@@ -98,7 +101,7 @@ def read_outcomes(
     for path in paths:
         root = _read(path)
         suite = root if root.tag == "testsuite" else root.find("testsuite")
-        timestamps[str(path)] = suite.get("timestamp") if suite is not None else None
+        timestamps[str(path)] = _timestamp(suite, path) if suite is not None else None
         records[str(path)] = read_record(suite)
         differing = changed_files(records[str(path)], files)
         changed |= set(differing or ())
@@ -109,8 +112,9 @@ def read_outcomes(
             labels = _labels_of(case, by_case, known)
             if not labels:
                 unknown.append(f"{case.get('classname', '')}::{case.get('name', '')}")
+            seconds = _seconds(case, path)
             for label in labels:
-                _book(by_label[label], case, _why_stale(differing, path_of[label]))
+                _book(by_label[label], case, seconds, _why_stale(differing, path_of[label]))
     return Outcomes(
         by_label=by_label,
         unknown=tuple(unknown),
@@ -161,8 +165,37 @@ def _labels_of(
     return []
 
 
-def _book(outcome: Outcome, case: ElementTree.Element, why_stale: str | None) -> None:
-    outcome.seconds += float(case.get("time", 0))
+def _timestamp(suite: ElementTree.Element, path: Path) -> str | None:
+    text = suite.get("timestamp")
+    try:
+        if text:
+            datetime.fromisoformat(text)
+    except ValueError as error:
+        raise CompactionError(
+            f"`results` is {str(path)!r}, whose timestamp is {text!r}, expected an ISO 8601 time; "
+            "make it with `pytest --junit-xml`."
+        ) from error
+    return text
+
+
+def _seconds(case: ElementTree.Element, path: Path) -> float:
+    text = case.get("time", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise CompactionError(
+            f"`results` is {str(path)!r}, whose test {case.get('name', '')!r} took {text!r}, "
+            "expected seconds; make it with `pytest --junit-xml`."
+        )
+    return seconds
+
+
+def _book(
+    outcome: Outcome, case: ElementTree.Element, seconds: float, why_stale: str | None
+) -> None:
+    outcome.seconds += seconds
     fault = case.find("failure")
     fault = case.find("error") if fault is None else fault
     skip = case.find("skipped")

@@ -12,6 +12,8 @@ from blockcompact_jax.errors import CompactionError
 
 TOKEN_VARIABLE = "BLOCKCOMPACT_TOKEN"
 _MIN_CHARACTERS = 32
+_SERVER_REMEDY = "give `--token-file` with a new path, and the server makes one"
+_CLIENT_REMEDY = "give `--token-file` with the file that `blockcompact serve` was started with"
 _EPOCH_START_SECONDS = 1_767_225_600  # 2026-01-01: int32 lasts 17 years in quarters of a second.
 
 
@@ -28,7 +30,7 @@ def create_or_read_token(path: Path | None) -> str:
             cannot be made.
     """
     if path is None or path.exists():
-        return read_token(path)
+        return _read(path, remedy=_SERVER_REMEDY)
     token = secrets.token_urlsafe(32)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -47,27 +49,33 @@ def create_or_read_token(path: Path | None) -> str:
 
 
 def read_token(path: Path | None) -> str:
-    """Returns the token of a file, or of the environment without one.
+    """Returns a client's token: the one of the server's file, or of the environment without one.
 
     Raises:
         CompactionError: It is missing, too short, or others could read it.
     """
+    if path is not None and not path.exists():
+        raise CompactionError(
+            f"`token_file` {path} does not exist; {_CLIENT_REMEDY}. It makes a missing one."
+        )
+    return _read(path, remedy=_CLIENT_REMEDY)
+
+
+def _read(path: Path | None, *, remedy: str) -> str:
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE, "")
         source = f"The variable {TOKEN_VARIABLE}"
     else:
         if not path.is_file():
-            raise CompactionError(f"`token_file` {path} does not exist; give the server's file.")
+            raise CompactionError(f"`token_file` {path} is no file; {remedy}.")
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise CompactionError(
-                f"`token_file` {path} can be read by others; run `chmod 600` on it, or let the "
-                "server make a new one."
+                f"`token_file` {path} can be read by others; run `chmod 600` on it, or {remedy}."
             )
-        token = path.read_text(encoding="utf-8").strip()
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
         source = f"`token_file` {path}"
     if len(token) < _MIN_CHARACTERS or not token.isascii() or not token.isprintable():
         raise CompactionError(
-            f"{source} has no token of at least {_MIN_CHARACTERS} characters; give `--token-file` "
-            "with a new path, and the server makes one."
+            f"{source} has no token of at least {_MIN_CHARACTERS} characters; {remedy}."
         )
     return token

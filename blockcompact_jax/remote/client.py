@@ -6,7 +6,7 @@ import ipaddress
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -40,7 +40,7 @@ class RemoteClient:
         Raises:
             CompactionError: `url` is not a loopback HTTP address.
         """
-        _check_url(url)
+        check_url(url)
         self.url = url
         self.lease_seconds = 0.0
         self.max_copy_blocks = 0
@@ -169,15 +169,23 @@ def _read(response: httpx.Response, model: type[AnswerModel]) -> AnswerModel:
     raise RemoteRefusedError(refusal, refused.message)
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Refuses what is no address of a server on this machine.
+
+    Raises:
+        CompactionError: `url` is not HTTP to a loopback address, or says more than that.
+    """
     try:
-        parsed: Any = httpx.URL(url)
+        parsed = httpx.URL(url)
         is_loopback = parsed.host == "localhost" or ipaddress.ip_address(parsed.host).is_loopback
     except (httpx.InvalidURL, ValueError):
-        is_loopback = False
-        parsed = None
+        parsed, is_loopback = None, False
     if parsed is None or parsed.scheme != "http" or not is_loopback:
         raise CompactionError(
             f"`remote` is {url!r}; expected a loopback address such as http://127.0.0.1:8123. "
             "The verifier's memory is read in place, so it runs on this machine."
+        )
+    if parsed.path.strip("/") or parsed.query or parsed.fragment or parsed.userinfo:
+        raise CompactionError(
+            f"`remote` is {url!r}; expected only a host and a port, such as http://127.0.0.1:8123."
         )

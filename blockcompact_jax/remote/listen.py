@@ -17,12 +17,14 @@ def listen(host: str, port: int) -> socket.socket:
     """Binds a loopback address; connections are accepted and wait from now on.
 
     Args:
-        host: A loopback address.
+        host: A loopback address; localhost is 127.0.0.1.
         port: 0 takes any free one.
 
     Raises:
         CompactionError: `host` is another address, or the port is taken.
     """
+    if host == "localhost":
+        host = "127.0.0.1"
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -45,6 +47,12 @@ def listen(host: str, port: int) -> socket.socket:
             f"`port` {port} of {host} cannot be used ({error.strerror}); give another, or 0."
         ) from error
     return listening
+
+
+def url_of(listening: socket.socket) -> str:
+    """Returns the URL that clients of a socket use."""
+    address, port = listening.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def run_until_stopped(app: FastAPI, listening: socket.socket) -> None:

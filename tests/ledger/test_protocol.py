@@ -105,7 +105,7 @@ def test_CAP_2_layers_and_groups_are_in_the_hash():
 @pytest.mark.parametrize(("ours", "theirs"), [(BOTH, COPY), (COPY, BOTH), (COPY, DIRECT)])
 def test_CAP_3_an_empty_area_without_source_only_fails(ours, theirs, is_asked):
     """CAP-3: asked for or not, there is nothing to copy to."""
-    with pytest.raises(HandshakeError, match=r"\[8, 8\).*is empty"):
+    with pytest.raises(HandshakeError, match=r"\[8, 8\).*is empty.*serve --copy-area"):
         shake_hands(side(ours), side(theirs), area=EMPTY_AREA, is_copy_fallback_asked=is_asked)
 
 

@@ -1,11 +1,16 @@
 """What a sweep may vary, and one sweep with a real model."""
 
+import itertools
 import json
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from blockcompact_jax.cli.app import app
+from blockcompact_jax.sweep.grid import configuration_hash
+from blockcompact_jax.sweep.store import SCHEMA, ResultFile
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.sweep import (
@@ -15,6 +20,7 @@ from torch_bridge.huggingface.sweep import (
     local_weights,
     options_of,
 )
+from torch_bridge.models.errors import UnknownModelError
 
 PROGRAM = [sys.executable, "-P", "-c", "from blockcompact_jax.cli import main; main()", "sweep"]
 
@@ -36,7 +42,7 @@ def test_every_option_of_a_run_but_its_prompt_can_be_swept():
     ("configuration", "said"),
     [
         ({"contexts": 1}, "`contexts` is no option"),
-        ({"context": "many"}, "`context` is 'many'"),
+        ({"context": "many"}, "`context` is 'many' in the sweep, expected a whole number"),
         ({"context": 1.5}, "`context` is 1.5"),
         ({"context": True}, "`context` is True"),
         ({"policy": "best"}, "`policy` is 'best'"),
@@ -64,6 +70,49 @@ def test_MON_1_a_local_models_files_have_a_digest(tmp_path):
     weights.write_bytes(b"other")
     after = local_weights(configurations)
     assert all(after[name] != before[name] for name in before)
+
+
+def test_an_unknown_model_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
+
+    def fetch(*_, **__):
+        raise AssertionError("a model was fetched")
+
+    monkeypatch.setattr("torch_bridge.models.load.fetch_model", fetch)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["sweep", "--set", "model=smollm2-135m,nosuch"])
+    assert isinstance(done.exception, UnknownModelError), done.exception
+    assert "'nosuch'" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_difference_fits_a_terminal_of_80_columns(tmp_path):
+    """What does not vary is said once; headings stand on one line, and so does a row."""
+    report = {"metrics": {}, "token_ids": [1], "speedup_vs_full": 1.0, "tokens_per_second": 2.0}
+    report["tokens_per_second_full"] = 3.0
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, speed in zip(paths, (1.0, 1.5), strict=True):
+        results = ResultFile(path)
+        for budget, context in itertools.product(("10%", "25%"), (1024, 2048)):
+            configuration = complete({"budget": budget, "context": context})
+            results.append(
+                {
+                    "schema": SCHEMA,
+                    "configuration": configuration,
+                    "configuration_hash": configuration_hash(configuration),
+                    "state": "done",
+                    "report": {**report, "tokens_per_second": 2 * speed},
+                }
+            )
+    arguments = ["sweep", "diff", *map(str, paths)]
+    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).stdout.splitlines()
+    assert "in all: model smollm2-135m, dtype float32, policy attention" in lines
+    headings = next(line for line in lines if "differs in" in line)
+    cells = [cell.strip() for cell in headings.split("┃" if "┃" in headings else "│")]
+    assert cells == ["context", "budget", "speedup", "tokens/s", "full tokens/s", "differs in"]
+    for context, budget in (("1024", "10%"), ("2048", "10%"), ("1024", "25%"), ("2048", "25%")):
+        row = [context, budget, "1.00", "1.50", "1.00"]
+        assert any([cell.strip() for cell in line.split("│")][:5] == row for line in lines)
 
 
 def test_a_dry_run_lists_the_default_grid(tmp_path):

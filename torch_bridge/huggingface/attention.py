@@ -83,8 +83,7 @@ def blockcompact_attention(
     """
     blocks: BlockAttention | None = kwargs.pop(BLOCKS_KEYWORD, None)
     owner = getattr(key, KEY_OWNER, None)
-    is_stock = blocks is None and owner is None
-    if is_stock or kwargs.get("sliding_window") is not None:
+    if (blocks is None and owner is None) or kwargs.get("sliding_window") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -101,7 +100,7 @@ def blockcompact_attention(
             "expected inference on one unpadded sequence. Call `model.eval()` and pass no mask."
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if blocks is None:
+    if owner is not None and blocks is None:
         out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
         return out, None
     layer: int = module.layer_idx  # type: ignore[assignment]

@@ -90,7 +90,8 @@ def _as_type_of(name: str, value: Any, default: Any) -> Any:
             number = None
         if number is not None and not isinstance(value, bool) and float(number) == float(value):
             return number
-    raise OptionError(f"`{name}` is {value!r} in the sweep, expected a {type(default).__name__}")
+    expected = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
+    raise OptionError(f"`{name}` is {value!r} in the sweep, expected {expected[type(default)]}")
 
 
 class LoadedRuns:
@@ -126,17 +127,18 @@ class LoadedRuns:
 
 
 def fetch_models(configurations: list[dict[str, Any]], observer: StageObserver) -> None:
-    """Fetches every model with a short name, so that no run of the sweep waits for one.
+    """Finds every model and fetches those with a short name; no run of the sweep waits for one.
 
     Raises:
+        UnknownModelError: if one is no short name, path or hub name; before any is fetched.
         FetchError: if one cannot be fetched.
     """
-    from torch_bridge.models.fetch import fetch_model
+    from torch_bridge.models.load import locate_model
     from torch_bridge.models.registry import MODELS
 
-    for model in dict.fromkeys(str(each["model"]) for each in configurations):
-        if model in MODELS:
-            fetch_model(model, observer=observer)
+    models = dict.fromkeys(str(each["model"]) for each in configurations)
+    for model in sorted(models, key=lambda name: name in MODELS):  # short names are fetched last
+        locate_model(model, observer)
 
 
 def local_weights(configurations: list[dict[str, Any]]) -> dict[str, str]:

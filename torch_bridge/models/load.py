@@ -76,7 +76,7 @@ def load_model(
     """
     observer = observer or SilentObserver()
     name = str(name_or_path)
-    path = _locate(name, observer)
+    path = locate_model(name, observer)
     remedy = damaged_remedy(name) if name in MODELS else "check the files or fetch them again"
     observer.on_stage(f"loading {name}", None)
     start = time.perf_counter()
@@ -107,8 +107,13 @@ def load_model(
     )
 
 
-def _locate(name: str, observer: StageObserver) -> Path | None:
-    """Where the model lies on this machine, fetched if need be; None for a hub name."""
+def locate_model(name: str, observer: StageObserver) -> Path | None:
+    """Where the model lies on this machine, fetched if need be; None for a hub name.
+
+    Raises:
+        UnknownModelError: `name` is no short name, path or hub name.
+        DamagedModelError, FetchError: as of `fetch_model`.
+    """
     if name in MODELS:
         return fetch_model(name, observer=observer).directory
     path = Path(name).expanduser()
