@@ -83,31 +83,51 @@ def blockcompact_attention(
     """
     blocks: BlockAttention | None = kwargs.pop(BLOCKS_KEYWORD, None)
     owner = getattr(key, KEY_OWNER, None)
-    if (blocks is None and owner is None) or kwargs.get("sliding_window") is not None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    is_full = kwargs.get("sliding_window") is None
+    if is_full and blocks is not None:
+        _check_supported(module, dropout, attention_mask, kwargs)
+        return _attend_in_session(blocks, module, query, key, value, scale=scale), None
+    if is_full and owner is not None:
+        _check_supported(module, dropout, None, kwargs)
+        out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
+        return out, None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+
+
+def _check_supported(
+    module: torch.nn.Module, dropout: float, mask: torch.Tensor | None, kwargs: dict[str, Any]
+) -> None:
     foreign = [name for name in _CHANGES_ATTENTION if kwargs.get(name) is not None]
     if foreign:
         raise UnsupportedModelError(
             f"{type(module).__name__} passes `{foreign[0]}` to attention, which the "
             f"`{ATTENTION_NAME}` attention does not compute; this architecture is not supported."
         )
-    if dropout or (blocks is not None and attention_mask is not None):
+    if dropout or mask is not None:
         raise ValueError(
             f"`{ATTENTION_NAME}` attention got dropout={dropout} and "
-            f"{'a' if attention_mask is not None else 'no'} mask for a full-attention layer; "
+            f"{'a' if mask is not None else 'no'} mask for a full-attention layer; "
             "expected inference on one unpadded sequence. Call `model.eval()` and pass no mask."
         )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if owner is not None and blocks is None:
-        out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
-        return out, None
+
+
+def _attend_in_session(
+    blocks: BlockAttention,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
     layer: int = module.layer_idx  # type: ignore[assignment]
     if blocks.has_more_than_handed_out(layer):
-        return blocks.attend(layer, query, scale), None
+        return blocks.attend(layer, query, scale)
     blocks.score(layer, query, scale)
-    return causal_tail_attention(query, key, value, scale).transpose(1, 2).contiguous(), None
+    return causal_tail_attention(query, key, value, scale).transpose(1, 2).contiguous()
 
 
 def causal_tail_attention(
