@@ -19,5 +19,5 @@ def test_a_time_that_is_none_is_refused_with_its_file(tmp_path, timestamp, time,
     case = f'<testcase classname="m" name="test_a" time="{time}"/>'
     path.write_text(f'<testsuite timestamp="{timestamp}">{case}</testsuite>')
     with pytest.raises(CompactionError, match=said) as caught:
-        read_outcomes([path], [])
+        read_outcomes([path], [], {})
     assert "b.xml" in str(caught.value)
