@@ -101,6 +101,12 @@ def test_a_difference_fits_a_terminal_of_80_columns(tmp_path):
                     "configuration": configuration,
                     "configuration_hash": configuration_hash(configuration),
                     "state": "done",
+                    "error": None,
+                    "created": "2026-01-02T03:04:05+00:00",
+                    "wall_seconds": 1.0,
+                    "machine": {},
+                    "versions": {},
+                    "sources": {},
                     "report": {**report, "tokens_per_second": 2 * speed},
                 }
             )
