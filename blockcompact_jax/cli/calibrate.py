@@ -22,6 +22,7 @@ from .run_options import (
     LayoutOption,
     ModelOption,
     SeedOption,
+    checked_options,
 )
 
 
@@ -48,21 +49,17 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
 
     What this engine does not measure stays unmeasured; a decision that needs it is open.
     """
-    from torch_bridge.budget import OptionError, parse_budget
-    from torch_bridge.huggingface.options import RunOptions
-
-    checked: dict[str, Any] = {"dtype": dtype, "layout": layout, "attention": attention}
-    try:
-        options = RunOptions(
-            model=model,
-            context_tokens=context,
-            budget=parse_budget(budget),
-            block_tokens=block_tokens,
-            seed=seed,
-            **checked,
-        )
-    except OptionError as error:
-        raise UserError(f"{error} (see `blockcompact calibrate --help`)") from error
+    options = checked_options(
+        "blockcompact calibrate",
+        model=model,
+        context_tokens=context,
+        budget=budget,
+        block_tokens=block_tokens,
+        seed=seed,
+        dtype=dtype,
+        layout=layout,
+        attention=attention,
+    )
     check_writable("out", out)
     require_modules("blockcompact calibrate", NEEDED_TO_RUN, extra="models")
     document = _calibrate(options, samples, horizon, margin_us)

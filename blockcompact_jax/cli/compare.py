@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .errors import UserError, require_modules
+from .errors import require_modules
 from .outputs import check_writable, write_output
 from .progress import make_observer
 from .run import NEEDED_TO_RUN
@@ -24,6 +24,7 @@ from .run_options import (
     PromptFileOption,
     ReselectEveryOption,
     SeedOption,
+    checked_options,
 )
 
 EXIT_FAILED = 1
@@ -56,25 +57,21 @@ def compare(  # noqa: PLR0917  # options, in the order --help shows them
     for the data type. Policy: what drafting on the resident blocks costs, which is no error. Ends
     with 1 if a byte differs or a logit is out of tolerance.
     """
-    from torch_bridge.budget import OptionError, parse_budget
-    from torch_bridge.huggingface.options import RunOptions
-
-    checked: dict[str, Any] = {"dtype": dtype, "layout": layout, "attention": attention}
-    try:
-        options = RunOptions(
-            model=model,
-            prompt_file=prompt_file,
-            context_tokens=context,
-            num_new_tokens=forced_tokens,
-            budget=parse_budget(budget),
-            block_tokens=block_tokens,
-            num_draft_tokens=draft_tokens,
-            reselect_every_rounds=reselect_every,
-            seed=seed,
-            **checked,
-        )
-    except OptionError as error:
-        raise UserError(f"{error} (see `blockcompact compare --help`)") from error
+    options = checked_options(
+        "blockcompact compare",
+        model=model,
+        prompt_file=prompt_file,
+        context_tokens=context,
+        num_new_tokens=forced_tokens,
+        budget=budget,
+        block_tokens=block_tokens,
+        num_draft_tokens=draft_tokens,
+        reselect_every_rounds=reselect_every,
+        seed=seed,
+        dtype=dtype,
+        layout=layout,
+        attention=attention,
+    )
     if out is not None:
         check_writable("out", out)
     require_modules("blockcompact compare", NEEDED_TO_RUN, extra="models")

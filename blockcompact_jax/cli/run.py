@@ -31,6 +31,7 @@ from .run_options import (
     SeedOption,
     TemperatureOption,
     TokenFileOption,
+    checked_options,
 )
 
 NEEDED_TO_RUN = ("torch", "transformers", "gguf", "safetensors", "filelock")
@@ -65,35 +66,28 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
     A model with a short name is fetched on first use. Generated text goes to stdout, progress to
     stderr.
     """
-    from torch_bridge.budget import OptionError, parse_budget
-    from torch_bridge.huggingface.options import RunOptions
     from torch_bridge.prompts import read_prompt
 
-    checked: dict[str, Any] = {
-        "policy": policy,
-        "dtype": dtype,
-        "layout": layout,
-        "attention": attention,
-    }
-    try:
-        options = RunOptions(
-            model=model,
-            prompt=prompt,
-            prompt_file=prompt_file,
-            context_tokens=context,
-            num_new_tokens=new_tokens,
-            budget=parse_budget(budget),
-            block_tokens=block_tokens,
-            num_draft_tokens=draft_tokens,
-            num_lookup_tokens=lookup_tokens,
-            reselect_every_rounds=reselect_every,
-            temperature=temperature,
-            seed=seed,
-            compare_full=compare_full,
-            **checked,
-        )
-    except OptionError as error:
-        raise UserError(f"{error} (see `blockcompact run --help`)") from error
+    options = checked_options(
+        "blockcompact run",
+        model=model,
+        prompt=prompt,
+        prompt_file=prompt_file,
+        context_tokens=context,
+        num_new_tokens=new_tokens,
+        budget=budget,
+        block_tokens=block_tokens,
+        num_draft_tokens=draft_tokens,
+        num_lookup_tokens=lookup_tokens,
+        reselect_every_rounds=reselect_every,
+        temperature=temperature,
+        seed=seed,
+        compare_full=compare_full,
+        policy=policy,
+        dtype=dtype,
+        layout=layout,
+        attention=attention,
+    )
     if remote is None and (ranks > 1 or copy_fallback):
         given = "`--copy-fallback`" if copy_fallback else f"`--ranks {ranks}`"
         raise UserError(f"{given} needs a server; name one with `--remote`")

@@ -1,9 +1,11 @@
-"""The options of `blockcompact run`, as `--help` describes them."""
+"""The options of `blockcompact run`, as `--help` describes them; other commands share them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from .errors import UserError
 
 ModelOption = Annotated[
     str, typer.Option(help="Short name, directory, .gguf file or hub name (`owner/model`).")
@@ -95,3 +97,23 @@ CopyFallbackOption = Annotated[
         "instead of their being read in place; needs `serve --copy-area`.",
     ),
 ]
+
+
+def checked_options(command: str, *, budget: str, **values: Any) -> Any:
+    """`RunOptions` of what was typed.
+
+    Args:
+        command: What to ask for help, as `blockcompact run`.
+        budget: As typed.
+        **values: The other fields.
+
+    Raises:
+        UserError: If an option cannot be used.
+    """
+    from torch_bridge.budget import OptionError, parse_budget
+    from torch_bridge.huggingface.options import RunOptions
+
+    try:
+        return RunOptions(budget=parse_budget(budget), **values)
+    except OptionError as error:
+        raise UserError(f"{error} (see `{command} --help`)") from error
