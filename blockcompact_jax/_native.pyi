@@ -102,6 +102,7 @@ def pool_attend(
     max_blocks: int,
     log_sum_exp: int,
     num_threads: int | None,
+    is_on_open_mp: bool,
 ) -> tuple[int, int]: ...
 def pool_score_blocks(
     pool: int,

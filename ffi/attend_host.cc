@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <stdexcept>
+#include <string>
 
 #include "blockcompact/attend.h"
 #include "host_threads.h"
@@ -42,7 +43,7 @@ blockcompact::AttendSegment SegmentOf(const py::tuple& segment) {
 py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float scale,
                      int64_t window_tokens, const py::tuple& queries, const py::tuple& out,
                      const py::object& block_mass, int64_t max_blocks, uintptr_t log_sum_exp,
-                     std::optional<int64_t> num_threads) {
+                     std::optional<int64_t> num_threads, bool is_on_open_mp) {
   if (segments.empty() || segments.size() > blockcompact::kMaxAttendSegments) {
     throw std::invalid_argument("`segments` must have 1 or 2 entries");
   }
@@ -67,7 +68,12 @@ py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float sc
     call.max_blocks = max_blocks;
   }
   call.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
-  const blockcompact::ParallelFor parallel_for = HostParallelFor(num_threads);
+  if (is_on_open_mp && num_threads.has_value()) {
+    throw std::invalid_argument("`num_threads` is " + std::to_string(*num_threads) +
+                                " and `is_on_open_mp` is True; expected one of the two");
+  }
+  const blockcompact::ParallelFor parallel_for =
+      is_on_open_mp ? OpenMpParallelFor() : HostParallelFor(num_threads);
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
@@ -81,7 +87,8 @@ py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float sc
 void DefineAttend(py::module_& module) {
   module.def("pool_attend", &PoolAttend, py::arg("segments"), py::arg("shape"), py::arg("scale"),
              py::arg("window_tokens"), py::arg("queries"), py::arg("out"), py::arg("block_mass"),
-             py::arg("max_blocks"), py::arg("log_sum_exp"), py::arg("num_threads"));
+             py::arg("max_blocks"), py::arg("log_sum_exp"), py::arg("num_threads"),
+             py::arg("is_on_open_mp"));
   // numpy's own ways to the address build a description of the dtype first.
   module.def(
       "address_of",

@@ -16,6 +16,7 @@ def attend_blocks(
     scale: float,
     mass: torch.Tensor | None = None,
     num_threads: int | None = None,
+    is_on_open_mp: bool = False,
 ) -> None:
     """Attends with the newest queries of a sequence over its blocks.
 
@@ -27,9 +28,10 @@ def attend_blocks(
         mass: float32 [num_query_heads, num_queries, max_blocks], contiguous last axis; written: the
             softmax mass of each block. None where it is not wanted.
         num_threads: threads that share the call; None: as many as `kernels.num_threads()` says.
+        is_on_open_mp: whether it runs on torch's own threads instead, as `host_pool_attend` says.
 
     Raises:
-        ValueError: if a last axis is not contiguous.
+        ValueError: if a last axis is not contiguous, or the process has no such threads.
         KernelStatusError: if the call is refused; nothing is written then.
     """
     if query.stride(2) != 1 or out.stride(2) != 1:
@@ -47,6 +49,7 @@ def attend_blocks(
         block_mass=None if mass is None else _rows_at(mass),
         max_blocks=0 if mass is None else mass.shape[2],
         num_threads=num_threads,
+        is_on_open_mp=is_on_open_mp,
     )
     if status[0]:
         tables = np.concatenate([np.asarray(segment.block_table) for segment in segments])

@@ -30,6 +30,7 @@ def host_pool_attend(
     max_blocks: int = 0,
     outputs: HostAttendOutputs | None = None,
     num_threads: int | None = None,
+    is_on_open_mp: bool = False,
 ) -> PoolAttendResult:
     """`pool_attend` on the host.
 
@@ -44,10 +45,14 @@ def host_pool_attend(
             is None in them is not computed, and empty in the result.
         num_threads: Threads that share the call, the caller included, in [1, 1024]; None: as many
             as `num_threads()` says.
+        is_on_open_mp: Whether the work is spread over the OpenMP threads of the process instead, as
+            many as OpenMP is set to; `num_threads` is None then. Beside an engine whose own kernels
+            run on them (torch on CPUs), threads of ours would share the processors with their
+            workers, which spin for a while after each kernel. Results do not depend on it.
 
     Raises:
-        ValueError: As `pool_attend`, for arrays that cannot be written in place, and for a number
-            of threads outside.
+        ValueError: As `pool_attend`, for arrays that cannot be written in place, for a number of
+            threads outside, and for OpenMP threads where `has_open_mp_threads()` is False.
     """
     check_attend(queries, segments, window_tokens=window_tokens, max_blocks=max_blocks)
     heads, num_queries, _ = queries.shape
@@ -76,6 +81,7 @@ def host_pool_attend(
         max_blocks=num_columns,
         log_sum_exp=0 if log_sum_exp is None else load_native().address_of(log_sum_exp),
         num_threads=num_threads,
+        is_on_open_mp=is_on_open_mp,
     )
     return PoolAttendResult(
         out=outputs.out,
@@ -99,6 +105,7 @@ def host_pool_attend_at(
     max_blocks: int = 0,
     log_sum_exp: int = 0,
     num_threads: int | None = None,
+    is_on_open_mp: bool = False,
 ) -> tuple[int, int]:
     """`pool_attend` on addresses, for engines that have no numpy dtype for their tensors.
 
@@ -117,12 +124,14 @@ def host_pool_attend_at(
         max_blocks: Columns of `block_mass`.
         log_sum_exp: Address of dense float32 `[num_query_heads, num_queries]`; 0: not wanted.
         num_threads: As `host_pool_attend`.
+        is_on_open_mp: As `host_pool_attend`.
 
     Returns:
         Code and faulty entry, as in a status; a refused call has written nothing.
 
     Raises:
-        ValueError: For a block table that is not dense int32 numpy, or `num_threads` outside.
+        ValueError: For a block table that is not dense int32 numpy, and for threads as
+            `host_pool_attend`.
     """
     shape = segments[0].pool.shape
     return load_native().pool_attend(
@@ -145,6 +154,7 @@ def host_pool_attend_at(
         max_blocks,
         log_sum_exp,
         num_threads,
+        is_on_open_mp,
     )
 
 

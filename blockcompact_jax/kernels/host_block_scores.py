@@ -91,10 +91,7 @@ def host_pool_score_sequences_at(
             least as many as the entries of any of the tables.
         layer: Place on the pool's layer axis.
         scale: As `pool_score_blocks`.
-        is_on_open_mp: Whether the work is spread over the OpenMP threads of the process, as many as
-            OpenMP is set to, not over `num_threads()` of ours. Beside an engine whose own kernels
-            run on them (torch on CPUs), threads of ours would share the processors with their
-            workers, which spin for a while after each kernel. Results do not depend on it.
+        is_on_open_mp: As `host_pool_attend`.
 
     Returns:
         Code and faulty entry, counted over all tables, as in a status; a refused call has written

@@ -188,6 +188,20 @@ def test_a_call_refuses_a_wrong_number_of_threads(count, rng):
             host_pool_summarize_blocks(segment, num_threads=count)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_open_mp_threads_give_the_same_bits(dtype, rng):
+    pytest.importorskip("torch")  # brings an OpenMP runtime along
+    sequence = random_sequence(
+        rng, dtype, kv_heads=3, group=2, num_queries=5, num_keys=2300, dims=64
+    )
+    parts = [(2300, 32, "amx")]
+    expected = attend(sequence, parts, max_blocks=72, num_threads=1)
+    for _ in range(3):
+        assert_same_rows(attend(sequence, parts, max_blocks=72, is_on_open_mp=True), expected)
+    with pytest.raises(ValueError, match="`num_threads` is 2 and `is_on_open_mp` is True"):
+        attend(sequence, parts, num_threads=2, is_on_open_mp=True)
+
+
 def test_the_variable_sets_the_default_number_of_threads():
     code = "from blockcompact_jax.kernels import num_threads; print(num_threads())"
     environment = os.environ | {"BLOCKCOMPACT_NUM_THREADS": "3"}

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from blockcompact_jax.kernels import num_threads
+from blockcompact_jax.kernels import has_open_mp_threads, num_threads
 from torch_bridge.attend import attend_blocks
 from torch_bridge.huggingface.cache import CompactedCache
 from torch_bridge.memory import KVMemory, PrivateMemory
@@ -49,9 +49,7 @@ class BlockAttention:
             memory: where the mass lies; memory of this process if not given.
         """
         self._cache = cache
-        # torch's OpenMP workers spin after each operation: a second thread of ours would wait for
-        # their processor, which costs more than it gains. Results do not depend on it.
-        self._num_threads = num_threads() if "BLOCKCOMPACT_NUM_THREADS" in os.environ else 1
+        self._num_threads = num_threads() if "BLOCKCOMPACT_NUM_THREADS" in os.environ else None
         self.is_scored = False
         self.num_layers_attended = 0
         num_rows = cache.full.shape.num_rows
@@ -110,12 +108,16 @@ class BlockAttention:
         _, num_heads, num_queries, head_dim = query.shape
         rows = query if query.stride(3) == 1 else query.contiguous()
         out = torch.empty(1, num_queries, num_heads, head_dim, dtype=query.dtype)
+        # On torch's own threads: its OpenMP workers spin after each operation, and threads of ours
+        # would wait for their processors. Results do not depend on it.
+        is_on_open_mp = self._num_threads is None and has_open_mp_threads()
         attend_blocks(
             rows[0],
             self._cache.segments(layer),
             out=out[0].transpose(0, 1),
             scale=scale,
             mass=mass,
-            num_threads=self._num_threads,
+            num_threads=None if is_on_open_mp else self._num_threads or 1,
+            is_on_open_mp=is_on_open_mp,
         )
         return out
