@@ -178,7 +178,8 @@ void Value(const ValueJob& job) {
     const int64_t num_left = job.num_rows - first;
     const std::byte* weights = job.weights + first * kRowTokens * 2;
     float* sums = job.sums + first * job.dims_padded;
-    if (num_left >= 2 * tile_rows) {
+    const bool is_second_whole = num_left >= 2 * tile_rows || job.has_spare_rows;
+    if (num_left > tile_rows && is_second_whole) {
       for (int64_t group = 0; group < job.dims_padded / kDimsOfWord; group += 2) {
         AddTwoPasses(job, weights, group, sums + group * kDimsOfWord);
       }
@@ -186,7 +187,7 @@ void Value(const ValueJob& job) {
       continue;
     }
     first += tile_rows;
-    if (num_left >= tile_rows) {
+    if (num_left >= tile_rows || job.has_spare_rows) {
       AddRows(job, weights, sums);
       continue;
     }

@@ -51,6 +51,7 @@ class ChunkTask {
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
         scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
         rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kRowTokens * 2)),
+        sums_(scratch.Take<float>(ScratchRows(batch) * batch.dims_padded)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
         runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
         reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
@@ -59,13 +60,14 @@ class ChunkTask {
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return ScratchRows(batch) * kRowTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
+    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) + (2 * kGroupTiles + 1) * tile_bytes +
            batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
   void Run() {
     const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
     const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
+    reader_.FindPlaces(first_key_, kChunkTiles + kGroupTiles, &places_);
     PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
@@ -75,8 +77,10 @@ class ChunkTask {
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
-    std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
+    std::fill_n(sums_, ScratchRows(batch_) * batch_.dims_padded, 0.0F);
     AddValues(seen);
+    std::copy_n(sums_, batch_.num_rows() * batch_.dims_padded,
+                batch_.sums + PlaceOf(0) * batch_.dims_padded);
   }
 
  private:
@@ -88,11 +92,21 @@ class ChunkTask {
   int64_t PlaceOf(int64_t row) const {  // in [kv head][chunk][row]
     return (kv_head_ * batch_.num_chunks + chunk_) * batch_.num_rows() + row;
   }
-  float* SumsOf(int64_t row) const { return batch_.sums + PlaceOf(row) * batch_.dims_padded; }
   std::byte* WeightsOf(int64_t row, int64_t key) const {
     const int64_t place = row * kRowTokens + key - first_key_;
     return batch_.call->type == AttendType::kBf16 ? rounded_ + 2 * place
                                                   : reinterpret_cast<std::byte*>(scores_ + place);
+  }
+
+  int64_t TileOf(int64_t key) const { return (key - first_key_) / kTileTokens; }
+  // Tile i of a group, where it lies or put in order.
+  const std::byte* KOf(int64_t key, int64_t i) const {
+    const std::byte* place = places_.k[TileOf(key)];
+    return place != nullptr ? place : reader_.K(key, tiles_ + i * tile_bytes_);
+  }
+  VTile VOf(int64_t key, int64_t i) const {
+    const VTile& place = places_.v[TileOf(key)];
+    return place.base != nullptr ? place : reader_.V(key, tiles_ + i * tile_bytes_);
   }
 
   void ScoreGroup(int64_t key, int64_t end) {
@@ -106,10 +120,9 @@ class ChunkTask {
     for (int64_t i = 0; i < kGroupTiles; ++i) {
       const int64_t tile_key = key + i * kTileTokens;
       // Past the end the last tile is scored again; softmax looks at none of it.
-      job.k_tiles[i] =
-          tile_key < end ? reader_.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
-      const std::byte* next = reader_.KInPlace(tile_key + kGroupTokens);
-      reader_.PrefetchRows(tile_key + kGroupTokens, 0);
+      job.k_tiles[i] = tile_key < end ? KOf(tile_key, i) : job.k_tiles[i - 1];
+      const std::byte* next = places_.k[TileOf(tile_key + kGroupTokens)];
+      if (next == nullptr) reader_.PrefetchRows(tile_key + kGroupTokens, 0);
       job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
     }
     kernels_.score(job);
@@ -200,7 +213,7 @@ class ChunkTask {
     ValueJob job;
     job.num_rows = batch_.num_rows();
     job.dims_padded = batch_.dims_padded;
-    job.sums = SumsOf(0);
+    job.sums = sums_;
     for (int64_t key = GroupOf(seen.begin); key < seen.end;) {
       const bool is_whole = seen_by_all.begin <= key && key + kGroupTokens <= seen_by_all.end;
       if (!is_whole) {
@@ -225,9 +238,9 @@ class ChunkTask {
   // Adds the tiles of a group if they all lie in place.
   bool AddInPlace(int64_t key, ValueJob* job) const {
     for (int64_t i = 0; i < kGroupTiles; ++i) {
-      VTile& tile = job->v_tiles[job->num_tiles + i];
-      tile = reader_.VInPlace(key + i * kTileTokens);
-      if (tile.base == nullptr) return false;
+      const VTile& place = places_.v[TileOf(key) + i];
+      if (place.base == nullptr) return false;
+      job->v_tiles[job->num_tiles + i] = place;
     }
     job->num_tiles += kGroupTiles;
     return true;
@@ -237,7 +250,7 @@ class ChunkTask {
     job->num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
     for (int64_t i = 0; i < job->num_tiles; ++i) {
       const int64_t tile_key = key + i * kTileTokens;
-      job->v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
+      job->v_tiles[i] = VOf(tile_key, i);
       reader_.PrefetchRows(tile_key + kGroupTokens, 1);
     }
   }
@@ -259,7 +272,8 @@ class ChunkTask {
     const int64_t first_row = query * batch_.heads_per_kv;
     job.num_rows = batch_.heads_per_kv;
     job.weights = WeightsOf(first_row, key);
-    job.sums = SumsOf(first_row);
+    job.has_spare_rows = false;
+    job.sums = sums_ + first_row * batch_.dims_padded;
     kernels_.value(job);
   }
 
@@ -271,9 +285,11 @@ class ChunkTask {
   const int64_t tile_bytes_;
   float* const scores_;       // [row][kRowTokens]
   std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
+  float* const sums_;         // [row][dims_padded] weighted values
   std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
   BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
+  TilePlaces places_;
   int64_t num_runs_ = 0;
   PrefetchQueue* prefetch_ = nullptr;
   int64_t lines_per_group_ = 0;   // asked for with a group of scores
@@ -333,7 +349,7 @@ void LoadQueries(const AttendBatch& batch) {
 
 void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
   thread_local Scratch scratch;
-  scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
+  scratch.Reset(ChunkTask::ScratchBytes(batch), 6);
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
   ChunkTask(batch, kv_head, chunk, scratch).Run();
   if (batch.kernels.leave != nullptr) batch.kernels.leave();

@@ -86,28 +86,43 @@ TokenRun KeySequence::RunAt(int64_t key, int64_t end) const {
   return {segment, place / block_tokens, token, std::min(block_tokens - token, segment_end - key)};
 }
 
-const std::byte* TileReader::KInPlace(int64_t key) const {
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
-  if (key >= end) return nullptr;
-  const TokenRun run = sequence_.RunAt(key, end);
-  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
-    return nullptr;
-  }
-  const BlockShape& shape = run.segment->shape();
-  return run.segment->head(run.entry, 0, kv_head_) + run.token * shape.token_bytes();
+// Tiles in tile order from `key` on, of a run up to the end of its block or segment.
+int64_t TileReader::NumInPlace(int64_t key, const TokenRun& run) const {
+  if (!run.segment->is_amx() || run.token % kTileTokens != 0) return 0;
+  const bool is_last = key + run.num_tokens == sequence_.num_keys;
+  return (run.num_tokens + (is_last ? kTileTokens - 1 : 0)) / kTileTokens;
 }
 
-VTile TileReader::VInPlace(int64_t key) const {
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
-  if (key >= end) return {};
-  const TokenRun run = sequence_.RunAt(key, end);
-  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
-    return {};
-  }
+const std::byte* TileReader::KPlace(const TokenRun& run) const {
+  return run.segment->head(run.entry, 0, kv_head_) + run.token * run.segment->shape().token_bytes();
+}
+
+VTile TileReader::VPlace(const TokenRun& run) const {
   const BlockShape& shape = run.segment->shape();
   const int64_t token_bytes = kDimsOfWord * shape.element_bytes;  // of one group of dims
   return {run.segment->head(run.entry, 1, kv_head_) + run.token * token_bytes,
           shape.block_tokens * token_bytes};
+}
+
+void TileReader::FindPlaces(int64_t key, int64_t num_tiles, TilePlaces* places) const {
+  std::fill_n(places->k, num_tiles, nullptr);
+  std::fill_n(places->v, num_tiles, VTile{});
+  for (int64_t tile = 0; tile < num_tiles && key < sequence_.num_keys;) {
+    const TokenRun run = sequence_.RunAt(key, sequence_.num_keys);
+    const int64_t count = std::min(NumInPlace(key, run), num_tiles - tile);
+    if (count > 0) {
+      const BlockShape& shape = run.segment->shape();
+      const std::byte* k = KPlace(run);
+      const VTile v = VPlace(run);
+      for (int64_t i = 0; i < count; ++i) {
+        places->k[tile + i] = k + i * kTileTokens * shape.token_bytes();
+        places->v[tile + i] = {v.base + i * kTileTokens * kDimsOfWord * shape.element_bytes,
+                               v.dim_group_stride_bytes};
+      }
+    }
+    tile += std::max<int64_t>(count, 1);
+    key += std::max<int64_t>(count, 1) * kTileTokens;
+  }
 }
 
 void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const {
@@ -149,8 +164,8 @@ void TileReader::PrefetchRows(int64_t key, int64_t kv) const {
 }
 
 const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
-  const std::byte* in_place = KInPlace(key);
-  if (in_place != nullptr) return in_place;
+  const TokenRun block = sequence_.RunAt(key, sequence_.num_keys);
+  if (NumInPlace(key, block) > 0) return KPlace(block);
   const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
   const TokenRun run = sequence_.RunAt(key, end);
   const BlockShape& shape = run.segment->shape();
@@ -170,8 +185,8 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
 }
 
 VTile TileReader::V(int64_t key, std::byte* scratch) const {
-  const VTile in_place = VInPlace(key);
-  if (in_place.base != nullptr) return in_place;
+  const TokenRun block = sequence_.RunAt(key, sequence_.num_keys);
+  if (NumInPlace(key, block) > 0) return VPlace(block);
   const BlockShape& shape = sequence_.segments[0].shape();
   const std::byte* rows[kTileTokens];
   CollectRows(key, 1, rows);

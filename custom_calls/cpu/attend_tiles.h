@@ -48,6 +48,13 @@ struct KeySequence {
   TokenRun RunAt(int64_t key, int64_t end) const;
 };
 
+// Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a chunk
+// and of the group after it.
+struct TilePlaces {
+  const std::byte* k[kChunkTiles + kGroupTiles];
+  VTile v[kChunkTiles + kGroupTiles];
+};
+
 // Reads tiles of one KV head: in place where they lie in tile order, else through a scratch tile.
 class TileReader {
  public:
@@ -60,9 +67,8 @@ class TileReader {
   const std::byte* K(int64_t key, std::byte* scratch) const;
   VTile V(int64_t key, std::byte* scratch) const;
 
-  // The tile where it lies in tile order, else null.
-  const std::byte* KInPlace(int64_t key) const;
-  VTile VInPlace(int64_t key) const;
+  // The first num_tiles places, from the tile of `key` on.
+  void FindPlaces(int64_t key, int64_t num_tiles, TilePlaces* places) const;
 
   // Adds the bytes of the keys [key, end) in K (kv 0) or V (kv 1) to what will be read soon.
   void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const;
@@ -71,6 +77,9 @@ class TileReader {
   void PrefetchRows(int64_t key, int64_t kv) const;
 
  private:
+  int64_t NumInPlace(int64_t key, const TokenRun& run) const;
+  const std::byte* KPlace(const TokenRun& run) const;
+  VTile VPlace(const TokenRun& run) const;
   void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const;
 
   const KeySequence& sequence_;

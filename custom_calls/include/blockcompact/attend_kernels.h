@@ -46,6 +46,7 @@ struct ValueJob {
   VTile v_tiles[kChunkTiles];
   int64_t num_tiles;
   float* sums;  // [num_rows, dims_padded], added to
+  bool has_spare_rows = true;  // sums of kSpareRows rows more may be overwritten
 };
 
 // Scores of one row over a chunk: [begin, end) is seen, [write_begin, write_end) is written.
