@@ -81,9 +81,9 @@ ATTEND_TARGET __attribute__((always_inline)) inline __m512i LoadRow(const std::b
   return _mm512_maskz_loadu_epi8(mask, row + begin);
 }
 
-bool AreWhole(const std::byte* const* rows, int64_t row_bytes) {
+bool AreWhole(const std::byte* const* rows, int64_t num_rows, int64_t row_bytes) {
   if (row_bytes % 64 != 0) return false;
-  for (int64_t t = 0; t < kTileTokens; ++t) {
+  for (int64_t t = 0; t < num_rows; ++t) {
     if (rows[t] == nullptr) return false;
   }
   return true;
@@ -107,14 +107,14 @@ template <int kBytes>
 void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = head_dim * kBytes;
   const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
-  AreWhole(rows, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
+  AreWhole(rows, kTileTokens, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
                             : PackKRows<false>(rows, row_bytes, num_words, tile);
 }
 
 ATTEND_TARGET void PackV32(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   for (int64_t group = 0; group < PaddedDims(head_dim) / kDimsOfWord; ++group) {
-    for (int64_t t = 0; t < kTileTokens; ++t) {
-      _mm512_storeu_si512(tile + (group * kTileTokens + t) * 64,
+    for (int64_t t = 0; t < kValueTokens; ++t) {
+      _mm512_storeu_si512(tile + (group * kValueTokens + t) * 64,
                           LoadRow<false>(rows[t], 64 * group, 4 * head_dim));
     }
   }
@@ -135,9 +135,9 @@ ATTEND_TARGET void PackV16Rows(const std::byte* const* rows, int64_t row_bytes, 
                                std::byte* tile) {
   const __m512i low = InterleaveIndex(0);
   const __m512i high = InterleaveIndex(16);
-  constexpr int64_t kGroupBytes = kTileTokens * kDimsOfWord * 2;
+  constexpr int64_t kGroupBytes = kVStrideElements * 2;
   for (int64_t group = 0; group < num_groups; group += 2) {
-    for (int64_t pair = 0; pair < kTileTokens / 2; ++pair) {
+    for (int64_t pair = 0; pair < kValueTokens / 2; ++pair) {
       const __m512i a = LoadRow<kIsWhole>(rows[2 * pair], 32 * group, row_bytes);
       const __m512i b = LoadRow<kIsWhole>(rows[2 * pair + 1], 32 * group, row_bytes);
       std::byte* line = tile + group * kGroupBytes + 64 * pair;
@@ -152,7 +152,7 @@ ATTEND_TARGET void PackV16Rows(const std::byte* const* rows, int64_t row_bytes, 
 void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = 2 * head_dim;
   const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
-  AreWhole(rows, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
+  AreWhole(rows, kValueTokens, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
                             : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
 }
 

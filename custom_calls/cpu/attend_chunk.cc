@@ -49,25 +49,26 @@ class ChunkTask {
         chunk_(chunk),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
+        v_tile_bytes_(kValueTokens * batch.dims_padded * batch.element_bytes()),
         scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
         rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kRowTokens * 2)),
         sums_(scratch.Take<float>(ScratchRows(batch) * batch.dims_padded)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
         runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
-        reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
+        reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(v_tile_bytes_)) {}
 
   static int64_t ScratchRows(const AttendBatch& batch) { return batch.num_rows() + kSpareRows; }
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) + (2 * kGroupTiles + 1) * tile_bytes +
+    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) + (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes +
            batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
   void Run() {
     const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
     const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
-    reader_.FindPlaces(first_key_, kChunkTiles + kGroupTiles, &places_);
+    reader_.FindPlaces(first_key_, kChunkTokens + kGroupTokens, &places_);
     PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
@@ -104,10 +105,7 @@ class ChunkTask {
     const std::byte* place = places_.k[TileOf(key)];
     return place != nullptr ? place : reader_.K(key, tiles_ + i * tile_bytes_);
   }
-  VTile VOf(int64_t key, int64_t i) const {
-    const VTile& place = places_.v[TileOf(key)];
-    return place.base != nullptr ? place : reader_.V(key, tiles_ + i * tile_bytes_);
-  }
+  const VTile& VPlaceOf(int64_t key) const { return places_.v[(key - first_key_) / kValueTokens]; }
 
   void ScoreGroup(int64_t key, int64_t end) {
     const int64_t num_rows = batch_.num_rows();
@@ -237,21 +235,24 @@ class ChunkTask {
 
   // Adds the tiles of a group if they all lie in place.
   bool AddInPlace(int64_t key, ValueJob* job) const {
-    for (int64_t i = 0; i < kGroupTiles; ++i) {
-      const VTile& place = places_.v[TileOf(key) + i];
+    for (int64_t i = 0; i < kGroupVTiles; ++i) {
+      const VTile& place = VPlaceOf(key + i * kValueTokens);
       if (place.base == nullptr) return false;
       job->v_tiles[job->num_tiles + i] = place;
     }
-    job->num_tiles += kGroupTiles;
+    job->num_tiles += kGroupVTiles;
     return true;
   }
 
   void ReadGroup(int64_t key, int64_t end, ValueJob* job) {
-    job->num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
+    job->num_tiles = std::min(kGroupVTiles, RoundUp(end - key, kValueTokens) / kValueTokens);
     for (int64_t i = 0; i < job->num_tiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      job->v_tiles[i] = VOf(tile_key, i);
+      const int64_t tile_key = key + i * kValueTokens;
+      const VTile& place = VPlaceOf(tile_key);
+      job->v_tiles[i] =
+          place.base != nullptr ? place : reader_.V(tile_key, tiles_ + i * v_tile_bytes_);
       reader_.PrefetchRows(tile_key + kGroupTokens, 1);
+      reader_.PrefetchRows(tile_key + kGroupTokens + kTileTokens, 1);
     }
   }
 
@@ -262,12 +263,12 @@ class ChunkTask {
     if (seen.begin >= seen.end) return;
     ValueJob job = group;
     for (int64_t i = 0; i < job.num_tiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      const bool is_whole = seen.begin <= tile_key && tile_key + kTileTokens <= seen.end;
+      const int64_t tile_key = key + i * kValueTokens;
+      const bool is_whole = seen.begin <= tile_key && tile_key + kValueTokens <= seen.end;
       if (is_whole) continue;
       job.v_tiles[i] =
           CopySeen(group.v_tiles[i], seen.begin - tile_key, seen.end - tile_key, batch_.dims_padded,
-                   batch_.call->type, tiles_ + (kGroupTiles + i) * tile_bytes_);
+                   batch_.call->type, tiles_ + (kGroupVTiles + i) * v_tile_bytes_);
     }
     const int64_t first_row = query * batch_.heads_per_kv;
     job.num_rows = batch_.heads_per_kv;
@@ -283,10 +284,11 @@ class ChunkTask {
   const int64_t chunk_;
   const int64_t first_key_;
   const int64_t tile_bytes_;
+  const int64_t v_tile_bytes_;
   float* const scores_;       // [row][kRowTokens]
   std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
   float* const sums_;         // [row][dims_padded] weighted values
-  std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
+  std::byte* const tiles_;    // a group read, a group with unseen keys taken out
   BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
   TilePlaces places_;

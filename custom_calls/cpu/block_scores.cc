@@ -123,7 +123,7 @@ class ScoreTask {
   void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
     TilePlaces places;
-    reader.FindPlaces(first_key, (end - first_key + kTileTokens - 1) / kTileTokens + 2 * kGroupTiles, &places);
+    reader.FindPlaces(first_key, end - first_key + 2 * kGroupTokens, &places);
     for (int64_t key = first_key; key < end; key += kGroupTokens) {
       ScoreJob job;
       job.queries = queries_;
