@@ -108,7 +108,7 @@ void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = head_dim * kBytes;
   const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
   AreWhole(rows, kTileTokens, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
-                            : PackKRows<false>(rows, row_bytes, num_words, tile);
+                                         : PackKRows<false>(rows, row_bytes, num_words, tile);
 }
 
 ATTEND_TARGET void PackV32(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
@@ -153,7 +153,7 @@ void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = 2 * head_dim;
   const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
   AreWhole(rows, kValueTokens, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
-                            : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
+                                          : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
 }
 
 // Whole tiles: two dims of 16 tokens lie 16 elements or more apart.

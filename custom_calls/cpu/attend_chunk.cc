@@ -37,8 +37,6 @@ struct BlockRun {
   KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
 };
 
-constexpr int64_t kVectorTime = 20;  // cycles of 16 weights of a row, about
-
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
@@ -61,7 +59,8 @@ class ChunkTask {
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) + (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes +
+    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) +
+           (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes +
            batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
@@ -72,7 +71,6 @@ class ChunkTask {
     PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
-      prefetch_->Ask(lines_per_group_);
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
@@ -126,22 +124,15 @@ class ChunkTask {
     kernels_.score(job);
   }
 
-  // Memory would rest beside arithmetic: it is asked for the values of this chunk, in shares after
-  // the time that the scores and the weights are expected to take.
+  // Memory would rest beside the softmax: it is asked for most of the chunk's values. The
+  // weighted sums ask for the others while they work, the scores keep memory busy with keys.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
     prefetch_ = &queue;
-    reader_.AddTo(&queue, seen.begin, seen.end, 1);
+    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) * 2 / 3, 1);
     const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
-    const int64_t num_passes = (batch_.num_rows() + kTileTokens - 1) / kTileTokens;
-    const int64_t score_time = num_passes * batch_.dims_padded;
-    const int64_t softmax_time = kVectorTime * batch_.num_rows();
-    const auto share = [&](int64_t time, int64_t num_steps) {
-      return queue.num_lines() * time / ((score_time + softmax_time) * num_steps) + 1;
-    };
-    lines_per_group_ = share(score_time * kGroupTiles, num_tiles);
-    lines_per_vector_ = share(softmax_time, num_tiles * batch_.num_rows());
+    lines_per_vector_ = queue.num_lines() / (num_tiles * batch_.num_rows()) + 1;
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {
@@ -294,8 +285,7 @@ class ChunkTask {
   TilePlaces places_;
   int64_t num_runs_ = 0;
   PrefetchQueue* prefetch_ = nullptr;
-  int64_t lines_per_group_ = 0;   // asked for with a group of scores
-  int64_t lines_per_vector_ = 0;  // and with 16 weights of a row
+  int64_t lines_per_vector_ = 0;  // asked for with 16 weights of a row
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {

@@ -87,7 +87,8 @@ TokenRun KeySequence::RunAt(int64_t key, int64_t end) const {
 }
 
 // Whether the tile of `key` lies in tile order in the run.
-bool TileReader::IsTile(const TokenRun& run, int64_t run_key, int64_t key, int64_t tile_tokens) const {
+bool TileReader::IsTile(const TokenRun& run, int64_t run_key, int64_t key,
+                        int64_t tile_tokens) const {
   const int64_t run_end = run_key + run.num_tokens;
   const bool is_whole = key + tile_tokens <= run_end || run_end == sequence_.num_keys;
   return is_whole && run.segment->is_amx() && (run.token + key - run_key) % tile_tokens == 0;
@@ -107,7 +108,8 @@ void TileReader::FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* pla
     for (int64_t tile = first_tile; first_key + tile * kTileTokens < run_end; ++tile) {
       const int64_t tile_key = first_key + tile * kTileTokens;
       const int64_t token = run.token + tile_key - key;
-      if (IsTile(run, key, tile_key, kTileTokens)) places->k[tile] = k + token * shape.token_bytes();
+      if (IsTile(run, key, tile_key, kTileTokens))
+        places->k[tile] = k + token * shape.token_bytes();
       if (tile % 2 == 0 && IsTile(run, key, tile_key, kValueTokens)) {
         places->v[tile / 2] = {v + token * v_bytes, shape.block_tokens * v_bytes};
       }

@@ -48,8 +48,8 @@ struct KeySequence {
   TokenRun RunAt(int64_t key, int64_t end) const;
 };
 
-// Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a chunk
-// and of the group after it.
+// Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a
+// chunk and of the group after it.
 struct TilePlaces {
   const std::byte* k[kChunkTiles + kGroupTiles];
   VTile v[kChunkVTiles + kGroupVTiles];

@@ -1,7 +1,7 @@
 // The arithmetic of attention on tiles of keys, and the implementations of it.
 //
-// A tile holds tokens in the order of layout `amx`, in words of 32 bits (a pair of 16-bit elements or
-// one 32-bit element). K comes in tiles of kTileTokens, [words of a token][token]; V in tiles of
+// A tile holds tokens in the order of layout `amx`, in words of 32 bits (a pair of 16-bit elements
+// or one 32-bit element). K comes in tiles of kTileTokens, [words of a token][token]; V in tiles of
 // kValueTokens, for each 16 dims [word of tokens][dim]. dims_padded is head_dim rounded up to 16;
 // what is added is zero.
 #pragma once
@@ -52,7 +52,7 @@ struct ValueJob {
   int64_t dims_padded;
   VTile v_tiles[kChunkVTiles];
   int64_t num_tiles;
-  float* sums;  // [num_rows, dims_padded], added to
+  float* sums;                 // [num_rows, dims_padded], added to
   bool has_spare_rows = true;  // sums of kSpareRows rows more may be overwritten
 };
 
