@@ -18,14 +18,14 @@ namespace {
 constexpr int64_t kMaxRows = 16;
 constexpr int64_t kLine = 64;  // bytes
 constexpr int64_t kMaxCopiedDims = 512;
-constexpr int64_t kTilesAhead = 4;  // that values are asked for before they are met
+constexpr int64_t kTilesAhead = 2;  // that values are asked for before they are met
 
-// Tile registers: 0-3 sums, 4 and 5 operands of scores, 6 and 7 operands of weighted sums.
+// Tile registers: 0-3 sums, 4 queries or weights, 5 keys or values.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
   uint8_t num_rows[16] = {};
 };
 
@@ -40,9 +40,8 @@ TARGET_AMX void Enter(int64_t num_rows) {
   tile_rows = (num_rows + num_passes - 1) / num_passes;
   TileConfig config;
   const auto rows = static_cast<uint8_t>(tile_rows);
-  for (int tile : {0, 1, 2, 3, 4, 6}) config.num_rows[tile] = rows;
+  for (int tile : {0, 1, 2, 3, 4}) config.num_rows[tile] = rows;
   config.num_rows[5] = 16;
-  config.num_rows[7] = 8;
   Publish(&config);
   _tile_loadconfig(&config);
 }
@@ -91,7 +90,7 @@ inline void PrefetchTile(const ValueJob& job, int64_t tile, int64_t first_group,
   if (tile >= job.num_tiles) return;
   const VTile& next = job.v_tiles[tile];
   for (int64_t group = first_group; group < first_group + num_groups; ++group) {
-    PrefetchLines(next.base + group * next.dim_group_stride_bytes, 8);
+    PrefetchLines(next.base + group * next.dim_group_stride_bytes, 16);
   }
 }
 
@@ -109,20 +108,20 @@ TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t
     const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
     const std::byte* v = job.v_tiles[tile].base + first_group * stride;
     PrefetchTile(job, tile + kTilesAhead, first_group, kGroups);
-    _tile_loadd(6, weights + tile * kTileTokens * 2, kRowTokens * 2);
-    _tile_loadd(7, v, kLine);
-    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(4, weights + tile * kValueTokens * 2, kRowTokens * 2);
+    _tile_loadd(5, v, kLine);
+    _tile_dpbf16ps(0, 4, 5);
     if constexpr (kGroups > 1) {
-      _tile_loadd(7, v + stride, kLine);
-      _tile_dpbf16ps(1, 6, 7);
+      _tile_loadd(5, v + stride, kLine);
+      _tile_dpbf16ps(1, 4, 5);
     }
     if constexpr (kGroups > 2) {
-      _tile_loadd(7, v + 2 * stride, kLine);
-      _tile_dpbf16ps(2, 6, 7);
+      _tile_loadd(5, v + 2 * stride, kLine);
+      _tile_dpbf16ps(2, 4, 5);
     }
     if constexpr (kGroups > 3) {
-      _tile_loadd(7, v + 3 * stride, kLine);
-      _tile_dpbf16ps(3, 6, 7);
+      _tile_loadd(5, v + 3 * stride, kLine);
+      _tile_dpbf16ps(3, 4, 5);
     }
   }
   _tile_stored(0, sums, row_bytes);
@@ -146,15 +145,15 @@ TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int6
     const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
     const std::byte* v = job.v_tiles[tile].base + first_group * stride;
     PrefetchTile(job, tile + kTilesAhead, first_group, 2);
-    _tile_loadd(6, weights + tile * kTileTokens * 2, kRowTokens * 2);
-    _tile_loadd(7, v, kLine);
-    _tile_dpbf16ps(0, 6, 7);
-    _tile_loadd(7, v + stride, kLine);
-    _tile_dpbf16ps(1, 6, 7);
-    _tile_loadd(6, more_weights + tile * kTileTokens * 2, kRowTokens * 2);
-    _tile_dpbf16ps(3, 6, 7);
-    _tile_loadd(7, v, kLine);
-    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(4, weights + tile * kValueTokens * 2, kRowTokens * 2);
+    _tile_loadd(5, v, kLine);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(5, v + stride, kLine);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_loadd(4, more_weights + tile * kValueTokens * 2, kRowTokens * 2);
+    _tile_dpbf16ps(3, 4, 5);
+    _tile_loadd(5, v, kLine);
+    _tile_dpbf16ps(2, 4, 5);
   }
   _tile_stored(0, sums, row_bytes);
   _tile_stored(1, sums + kDimsOfWord, row_bytes);
@@ -178,7 +177,8 @@ void Value(const ValueJob& job) {
     const int64_t num_left = job.num_rows - first;
     const std::byte* weights = job.weights + first * kRowTokens * 2;
     float* sums = job.sums + first * job.dims_padded;
-    if (num_left >= 2 * tile_rows) {
+    const bool is_second_whole = num_left >= 2 * tile_rows || job.has_spare_rows;
+    if (num_left > tile_rows && is_second_whole) {
       for (int64_t group = 0; group < job.dims_padded / kDimsOfWord; group += 2) {
         AddTwoPasses(job, weights, group, sums + group * kDimsOfWord);
       }
@@ -186,7 +186,7 @@ void Value(const ValueJob& job) {
       continue;
     }
     first += tile_rows;
-    if (num_left >= tile_rows) {
+    if (num_left >= tile_rows || job.has_spare_rows) {
       AddRows(job, weights, sums);
       continue;
     }

@@ -38,24 +38,19 @@ ATTEND_TARGET inline __mmask16 LanesIn(int64_t first, int64_t begin, int64_t end
   return static_cast<__mmask16>(((1U << high) - 1U) & ~((1U << low) - 1U));
 }
 
-// As generic::Exp.
-ATTEND_TARGET inline __m512 Exp(__m512 x) {
+// As generic::Exp2 in `lanes`, 0 in the others.
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2(__m512 x, __mmask16 lanes) {
   const __m512 magic = _mm512_set1_ps(12582912.0F);
-  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic);
-  const __m512 power = _mm512_sub_ps(shifted, magic);
-  __m512 r = _mm512_fmadd_ps(power, _mm512_set1_ps(-0.693359375F), x);
-  r = _mm512_fmadd_ps(power, _mm512_set1_ps(2.12194440e-4F), r);
-  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4F), r, _mm512_set1_ps(1.3981999507e-3F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1F));
-  y = _mm512_add_ps(_mm512_fmadd_ps(y, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0F));
-  const __m512i exponent =
-      _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_castps_si512(magic)),
-                       _mm512_set1_epi32(127));
-  y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0F), _CMP_NLT_UQ), y);
+  const __m512 power = _mm512_sub_ps(_mm512_add_ps(x, magic), magic);
+  const __m512 r = _mm512_sub_ps(x, power);
+  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.32647273e-3F), r, _mm512_set1_ps(9.67151299e-3F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.55073358e-2F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.40222424e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93147004e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
+  const __mmask16 is_normal =
+      _mm512_mask_cmp_ps_mask(lanes, x, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, y, power);
 }
 
 ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
@@ -86,9 +81,9 @@ ATTEND_TARGET __attribute__((always_inline)) inline __m512i LoadRow(const std::b
   return _mm512_maskz_loadu_epi8(mask, row + begin);
 }
 
-bool AreWhole(const std::byte* const* rows, int64_t row_bytes) {
+bool AreWhole(const std::byte* const* rows, int64_t num_rows, int64_t row_bytes) {
   if (row_bytes % 64 != 0) return false;
-  for (int64_t t = 0; t < kTileTokens; ++t) {
+  for (int64_t t = 0; t < num_rows; ++t) {
     if (rows[t] == nullptr) return false;
   }
   return true;
@@ -112,14 +107,14 @@ template <int kBytes>
 void PackK(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = head_dim * kBytes;
   const int64_t num_words = PaddedDims(head_dim) * kBytes / 4;
-  AreWhole(rows, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
-                            : PackKRows<false>(rows, row_bytes, num_words, tile);
+  AreWhole(rows, kTileTokens, row_bytes) ? PackKRows<true>(rows, row_bytes, num_words, tile)
+                                         : PackKRows<false>(rows, row_bytes, num_words, tile);
 }
 
 ATTEND_TARGET void PackV32(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   for (int64_t group = 0; group < PaddedDims(head_dim) / kDimsOfWord; ++group) {
-    for (int64_t t = 0; t < kTileTokens; ++t) {
-      _mm512_storeu_si512(tile + (group * kTileTokens + t) * 64,
+    for (int64_t t = 0; t < kValueTokens; ++t) {
+      _mm512_storeu_si512(tile + (group * kValueTokens + t) * 64,
                           LoadRow<false>(rows[t], 64 * group, 4 * head_dim));
     }
   }
@@ -140,9 +135,9 @@ ATTEND_TARGET void PackV16Rows(const std::byte* const* rows, int64_t row_bytes, 
                                std::byte* tile) {
   const __m512i low = InterleaveIndex(0);
   const __m512i high = InterleaveIndex(16);
-  constexpr int64_t kGroupBytes = kTileTokens * kDimsOfWord * 2;
+  constexpr int64_t kGroupBytes = kVStrideElements * 2;
   for (int64_t group = 0; group < num_groups; group += 2) {
-    for (int64_t pair = 0; pair < kTileTokens / 2; ++pair) {
+    for (int64_t pair = 0; pair < kValueTokens / 2; ++pair) {
       const __m512i a = LoadRow<kIsWhole>(rows[2 * pair], 32 * group, row_bytes);
       const __m512i b = LoadRow<kIsWhole>(rows[2 * pair + 1], 32 * group, row_bytes);
       std::byte* line = tile + group * kGroupBytes + 64 * pair;
@@ -157,8 +152,8 @@ ATTEND_TARGET void PackV16Rows(const std::byte* const* rows, int64_t row_bytes, 
 void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
   const int64_t row_bytes = 2 * head_dim;
   const int64_t num_groups = PaddedDims(head_dim) / kDimsOfWord;
-  AreWhole(rows, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
-                            : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
+  AreWhole(rows, kValueTokens, row_bytes) ? PackV16Rows<true>(rows, row_bytes, num_groups, tile)
+                                          : PackV16Rows<false>(rows, row_bytes, num_groups, tile);
 }
 
 // Whole tiles: two dims of 16 tokens lie 16 elements or more apart.

@@ -37,8 +37,6 @@ struct BlockRun {
   KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
 };
 
-constexpr int64_t kVectorTime = 20;  // cycles of 16 weights of a row, about
-
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
  public:
@@ -49,34 +47,39 @@ class ChunkTask {
         chunk_(chunk),
         first_key_((batch.first_chunk + chunk) * kChunkTokens),
         tile_bytes_(kTileTokens * batch.dims_padded * batch.element_bytes()),
+        v_tile_bytes_(kValueTokens * batch.dims_padded * batch.element_bytes()),
         scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
         rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kRowTokens * 2)),
+        sums_(scratch.Take<float>(ScratchRows(batch) * batch.dims_padded)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
         runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
-        reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(tile_bytes_)) {}
+        reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(v_tile_bytes_)) {}
 
   static int64_t ScratchRows(const AttendBatch& batch) { return batch.num_rows() + kSpareRows; }
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
-    return ScratchRows(batch) * kRowTokens * 6 + (2 * kGroupTiles + 1) * tile_bytes +
+    return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) +
+           (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes +
            batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
   }
 
   void Run() {
     const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
     const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
+    reader_.FindPlaces(first_key_, kChunkTokens + kGroupTokens, &places_);
     PlanPrefetch(seen);
     for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
       ScoreGroup(key, seen.end);
-      prefetch_->Ask(lines_per_group_);
     }
     if (batch_.mass != nullptr) FindBlocks(seen);
     for (int64_t query = 0; query < batch_.num_queries; ++query) {
       SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
     }
-    std::memset(SumsOf(0), 0, static_cast<size_t>(batch_.num_rows() * batch_.dims_padded) * 4);
+    std::fill_n(sums_, ScratchRows(batch_) * batch_.dims_padded, 0.0F);
     AddValues(seen);
+    std::copy_n(sums_, batch_.num_rows() * batch_.dims_padded,
+                batch_.sums + PlaceOf(0) * batch_.dims_padded);
   }
 
  private:
@@ -88,12 +91,19 @@ class ChunkTask {
   int64_t PlaceOf(int64_t row) const {  // in [kv head][chunk][row]
     return (kv_head_ * batch_.num_chunks + chunk_) * batch_.num_rows() + row;
   }
-  float* SumsOf(int64_t row) const { return batch_.sums + PlaceOf(row) * batch_.dims_padded; }
   std::byte* WeightsOf(int64_t row, int64_t key) const {
     const int64_t place = row * kRowTokens + key - first_key_;
     return batch_.call->type == AttendType::kBf16 ? rounded_ + 2 * place
                                                   : reinterpret_cast<std::byte*>(scores_ + place);
   }
+
+  int64_t TileOf(int64_t key) const { return (key - first_key_) / kTileTokens; }
+  // Tile i of a group, where it lies or put in order.
+  const std::byte* KOf(int64_t key, int64_t i) const {
+    const std::byte* place = places_.k[TileOf(key)];
+    return place != nullptr ? place : reader_.K(key, tiles_ + i * tile_bytes_);
+  }
+  const VTile& VPlaceOf(int64_t key) const { return places_.v[(key - first_key_) / kValueTokens]; }
 
   void ScoreGroup(int64_t key, int64_t end) {
     const int64_t num_rows = batch_.num_rows();
@@ -106,31 +116,23 @@ class ChunkTask {
     for (int64_t i = 0; i < kGroupTiles; ++i) {
       const int64_t tile_key = key + i * kTileTokens;
       // Past the end the last tile is scored again; softmax looks at none of it.
-      job.k_tiles[i] =
-          tile_key < end ? reader_.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
-      const std::byte* next = reader_.KInPlace(tile_key + kGroupTokens);
-      reader_.PrefetchRows(tile_key + kGroupTokens, 0);
+      job.k_tiles[i] = tile_key < end ? KOf(tile_key, i) : job.k_tiles[i - 1];
+      const std::byte* next = places_.k[TileOf(tile_key + kGroupTokens)];
+      if (next == nullptr) reader_.PrefetchRows(tile_key + kGroupTokens, 0);
       job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
     }
     kernels_.score(job);
   }
 
-  // Memory would rest beside arithmetic: it is asked for the values of this chunk, in shares after
-  // the time that the scores and the weights are expected to take.
+  // Memory would rest beside the softmax: it is asked for most of the chunk's values. The
+  // weighted sums ask for the others while they work, the scores keep memory busy with keys.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
     prefetch_ = &queue;
-    reader_.AddTo(&queue, seen.begin, seen.end, 1);
+    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) * 2 / 3, 1);
     const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
-    const int64_t num_passes = (batch_.num_rows() + kTileTokens - 1) / kTileTokens;
-    const int64_t score_time = num_passes * batch_.dims_padded;
-    const int64_t softmax_time = kVectorTime * batch_.num_rows();
-    const auto share = [&](int64_t time, int64_t num_steps) {
-      return queue.num_lines() * time / ((score_time + softmax_time) * num_steps) + 1;
-    };
-    lines_per_group_ = share(score_time * kGroupTiles, num_tiles);
-    lines_per_vector_ = share(softmax_time, num_tiles * batch_.num_rows());
+    lines_per_vector_ = queue.num_lines() / (num_tiles * batch_.num_rows()) + 1;
   }
 
   void SoftmaxQuery(int64_t query, KeyRange seen) {
@@ -200,7 +202,7 @@ class ChunkTask {
     ValueJob job;
     job.num_rows = batch_.num_rows();
     job.dims_padded = batch_.dims_padded;
-    job.sums = SumsOf(0);
+    job.sums = sums_;
     for (int64_t key = GroupOf(seen.begin); key < seen.end;) {
       const bool is_whole = seen_by_all.begin <= key && key + kGroupTokens <= seen_by_all.end;
       if (!is_whole) {
@@ -224,21 +226,24 @@ class ChunkTask {
 
   // Adds the tiles of a group if they all lie in place.
   bool AddInPlace(int64_t key, ValueJob* job) const {
-    for (int64_t i = 0; i < kGroupTiles; ++i) {
-      VTile& tile = job->v_tiles[job->num_tiles + i];
-      tile = reader_.VInPlace(key + i * kTileTokens);
-      if (tile.base == nullptr) return false;
+    for (int64_t i = 0; i < kGroupVTiles; ++i) {
+      const VTile& place = VPlaceOf(key + i * kValueTokens);
+      if (place.base == nullptr) return false;
+      job->v_tiles[job->num_tiles + i] = place;
     }
-    job->num_tiles += kGroupTiles;
+    job->num_tiles += kGroupVTiles;
     return true;
   }
 
   void ReadGroup(int64_t key, int64_t end, ValueJob* job) {
-    job->num_tiles = std::min(kGroupTiles, RoundUp(end - key, kTileTokens) / kTileTokens);
+    job->num_tiles = std::min(kGroupVTiles, RoundUp(end - key, kValueTokens) / kValueTokens);
     for (int64_t i = 0; i < job->num_tiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      job->v_tiles[i] = reader_.V(tile_key, tiles_ + i * tile_bytes_);
+      const int64_t tile_key = key + i * kValueTokens;
+      const VTile& place = VPlaceOf(tile_key);
+      job->v_tiles[i] =
+          place.base != nullptr ? place : reader_.V(tile_key, tiles_ + i * v_tile_bytes_);
       reader_.PrefetchRows(tile_key + kGroupTokens, 1);
+      reader_.PrefetchRows(tile_key + kGroupTokens + kTileTokens, 1);
     }
   }
 
@@ -249,17 +254,18 @@ class ChunkTask {
     if (seen.begin >= seen.end) return;
     ValueJob job = group;
     for (int64_t i = 0; i < job.num_tiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      const bool is_whole = seen.begin <= tile_key && tile_key + kTileTokens <= seen.end;
+      const int64_t tile_key = key + i * kValueTokens;
+      const bool is_whole = seen.begin <= tile_key && tile_key + kValueTokens <= seen.end;
       if (is_whole) continue;
       job.v_tiles[i] =
           CopySeen(group.v_tiles[i], seen.begin - tile_key, seen.end - tile_key, batch_.dims_padded,
-                   batch_.call->type, tiles_ + (kGroupTiles + i) * tile_bytes_);
+                   batch_.call->type, tiles_ + (kGroupVTiles + i) * v_tile_bytes_);
     }
     const int64_t first_row = query * batch_.heads_per_kv;
     job.num_rows = batch_.heads_per_kv;
     job.weights = WeightsOf(first_row, key);
-    job.sums = SumsOf(first_row);
+    job.has_spare_rows = false;
+    job.sums = sums_ + first_row * batch_.dims_padded;
     kernels_.value(job);
   }
 
@@ -269,15 +275,17 @@ class ChunkTask {
   const int64_t chunk_;
   const int64_t first_key_;
   const int64_t tile_bytes_;
+  const int64_t v_tile_bytes_;
   float* const scores_;       // [row][kRowTokens]
   std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
-  std::byte* const tiles_;    // kGroupTiles read, kGroupTiles with unseen keys taken out
+  float* const sums_;         // [row][dims_padded] weighted values
+  std::byte* const tiles_;    // a group read, a group with unseen keys taken out
   BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
+  TilePlaces places_;
   int64_t num_runs_ = 0;
   PrefetchQueue* prefetch_ = nullptr;
-  int64_t lines_per_group_ = 0;   // asked for with a group of scores
-  int64_t lines_per_vector_ = 0;  // and with 16 weights of a row
+  int64_t lines_per_vector_ = 0;  // asked for with 16 weights of a row
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
@@ -333,7 +341,7 @@ void LoadQueries(const AttendBatch& batch) {
 
 void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
   thread_local Scratch scratch;
-  scratch.Reset(ChunkTask::ScratchBytes(batch), 5);
+  scratch.Reset(ChunkTask::ScratchBytes(batch), 6);
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
   ChunkTask(batch, kv_head, chunk, scratch).Run();
   if (batch.kernels.leave != nullptr) batch.kernels.leave();

@@ -86,32 +86,41 @@ TokenRun KeySequence::RunAt(int64_t key, int64_t end) const {
   return {segment, place / block_tokens, token, std::min(block_tokens - token, segment_end - key)};
 }
 
-const std::byte* TileReader::KInPlace(int64_t key) const {
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
-  if (key >= end) return nullptr;
-  const TokenRun run = sequence_.RunAt(key, end);
-  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
-    return nullptr;
-  }
-  const BlockShape& shape = run.segment->shape();
-  return run.segment->head(run.entry, 0, kv_head_) + run.token * shape.token_bytes();
+// Whether the tile of `key` lies in tile order in the run.
+bool TileReader::IsTile(const TokenRun& run, int64_t run_key, int64_t key,
+                        int64_t tile_tokens) const {
+  const int64_t run_end = run_key + run.num_tokens;
+  const bool is_whole = key + tile_tokens <= run_end || run_end == sequence_.num_keys;
+  return is_whole && run.segment->is_amx() && (run.token + key - run_key) % tile_tokens == 0;
 }
 
-VTile TileReader::VInPlace(int64_t key) const {
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
-  if (key >= end) return {};
-  const TokenRun run = sequence_.RunAt(key, end);
-  if (!run.segment->is_amx() || run.token % kTileTokens != 0 || run.num_tokens != end - key) {
-    return {};
+void TileReader::FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const {
+  *places = {};
+  const int64_t end = std::min(first_key + num_keys, sequence_.num_keys);
+  for (int64_t key = first_key; key < end;) {
+    const TokenRun run = sequence_.RunAt(key, sequence_.num_keys);
+    const BlockShape& shape = run.segment->shape();
+    const int64_t run_end = std::min(end, key + run.num_tokens);
+    const int64_t first_tile = (key - first_key + kTileTokens - 1) / kTileTokens;
+    const std::byte* k = run.segment->head(run.entry, 0, kv_head_);
+    const std::byte* v = run.segment->head(run.entry, 1, kv_head_);
+    const int64_t v_bytes = kDimsOfWord * shape.element_bytes;  // of a token in 16 dims
+    for (int64_t tile = first_tile; first_key + tile * kTileTokens < run_end; ++tile) {
+      const int64_t tile_key = first_key + tile * kTileTokens;
+      const int64_t token = run.token + tile_key - key;
+      if (IsTile(run, key, tile_key, kTileTokens))
+        places->k[tile] = k + token * shape.token_bytes();
+      if (tile % 2 == 0 && IsTile(run, key, tile_key, kValueTokens)) {
+        places->v[tile / 2] = {v + token * v_bytes, shape.block_tokens * v_bytes};
+      }
+    }
+    key += run.num_tokens;
   }
-  const BlockShape& shape = run.segment->shape();
-  const int64_t token_bytes = kDimsOfWord * shape.element_bytes;  // of one group of dims
-  return {run.segment->head(run.entry, 1, kv_head_) + run.token * token_bytes,
-          shape.block_tokens * token_bytes};
 }
 
-void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const {
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
+template <int64_t kRows>
+void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kRows]) const {
+  const int64_t end = std::min(key + kRows, sequence_.num_keys);
   std::fill_n(rows, kTileTokens, nullptr);
   for (int64_t next = key; next < end;) {
     const TokenRun run = sequence_.RunAt(next, end);
@@ -149,8 +158,11 @@ void TileReader::PrefetchRows(int64_t key, int64_t kv) const {
 }
 
 const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
-  const std::byte* in_place = KInPlace(key);
-  if (in_place != nullptr) return in_place;
+  const TokenRun block = sequence_.RunAt(key, sequence_.num_keys);
+  if (IsTile(block, key, key, kTileTokens)) {
+    return block.segment->head(block.entry, 0, kv_head_) +
+           block.token * block.segment->shape().token_bytes();
+  }
   const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
   const TokenRun run = sequence_.RunAt(key, end);
   const BlockShape& shape = run.segment->shape();
@@ -170,19 +182,17 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
 }
 
 VTile TileReader::V(int64_t key, std::byte* scratch) const {
-  const VTile in_place = VInPlace(key);
-  if (in_place.base != nullptr) return in_place;
   const BlockShape& shape = sequence_.segments[0].shape();
-  const std::byte* rows[kTileTokens];
+  const std::byte* rows[kValueTokens];
   CollectRows(key, 1, rows);
   kernels_.pack_v(rows, shape.head_dim, scratch);
-  return {scratch, kTileTokens * kDimsOfWord * shape.element_bytes};
+  return {scratch, kVStrideElements * shape.element_bytes};
 }
 
 VTile CopySeen(const VTile& tile, int64_t begin, int64_t end, int64_t dims_padded, AttendType type,
                std::byte* scratch) {
   const int64_t pair = PairElements(static_cast<int64_t>(type));
-  const int64_t num_words = kTileTokens / pair;
+  const int64_t num_words = kValueTokens / pair;
   const auto is_seen = [&](int64_t token) { return begin <= token && token < end; };
   for (int64_t word = 0; word < num_words; ++word) {
     uint32_t mask = is_seen(word) ? 0xFFFFFFFFU : 0U;

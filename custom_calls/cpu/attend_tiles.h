@@ -48,21 +48,28 @@ struct KeySequence {
   TokenRun RunAt(int64_t key, int64_t end) const;
 };
 
+// Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a
+// chunk and of the group after it.
+struct TilePlaces {
+  const std::byte* k[kChunkTiles + kGroupTiles];
+  VTile v[kChunkVTiles + kGroupVTiles];
+};
+
 // Reads tiles of one KV head: in place where they lie in tile order, else through a scratch tile.
 class TileReader {
  public:
-  // `rows` has room for kTileTokens rows of head_dim elements.
+  // `rows` has room for the rows of a tile, each head_dim elements.
   TileReader(const KeySequence& sequence, const AttendKernels& kernels, int64_t kv_head,
              std::byte* rows)
       : sequence_(sequence), kernels_(kernels), kv_head_(kv_head), rows_(rows) {}
 
-  // Tile of the keys from `key` on; keys past the last may be anything in K and V.
+  // Tile of the keys from `key` on; keys past the last may be anything in K and V. K is given where
+  // it lies if it can be, V is always put in order.
   const std::byte* K(int64_t key, std::byte* scratch) const;
   VTile V(int64_t key, std::byte* scratch) const;
 
-  // The tile where it lies in tile order, else null.
-  const std::byte* KInPlace(int64_t key) const;
-  VTile VInPlace(int64_t key) const;
+  // Places of the tiles of num_keys keys; the first key is a multiple of kValueTokens.
+  void FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const;
 
   // Adds the bytes of the keys [key, end) in K (kv 0) or V (kv 1) to what will be read soon.
   void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const;
@@ -71,7 +78,9 @@ class TileReader {
   void PrefetchRows(int64_t key, int64_t kv) const;
 
  private:
-  void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kTileTokens]) const;
+  bool IsTile(const TokenRun& run, int64_t run_key, int64_t key, int64_t tile_tokens) const;
+  template <int64_t kRows>
+  void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kRows]) const;
 
   const KeySequence& sequence_;
   const AttendKernels& kernels_;

@@ -122,6 +122,8 @@ class ScoreTask {
 
   void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
+    TilePlaces places;
+    reader.FindPlaces(first_key, end - first_key + 2 * kGroupTokens, &places);
     for (int64_t key = first_key; key < end; key += kGroupTokens) {
       ScoreJob job;
       job.queries = queries_;
@@ -131,10 +133,15 @@ class ScoreTask {
       for (int64_t i = 0; i < kGroupTiles; ++i) {
         const int64_t tile_key = key + i * kTileTokens;
         // Past the end the last tile is scored again and not looked at.
-        job.k_tiles[i] =
-            tile_key < end ? reader.K(tile_key, tiles_ + i * tile_bytes_) : job.k_tiles[i - 1];
-        const std::byte* next = reader.KInPlace(tile_key + kGroupTokens);
-        reader.PrefetchRows(tile_key + kGroupTokens, 0);
+        const int64_t tile = (tile_key - first_key) / kTileTokens;
+        job.k_tiles[i] = places.k[tile];
+        if (tile_key >= end) {
+          job.k_tiles[i] = job.k_tiles[i - 1];
+        } else if (places.k[tile] == nullptr) {
+          job.k_tiles[i] = reader.K(tile_key, tiles_ + i * tile_bytes_);
+        }
+        const std::byte* next = places.k[tile + kGroupTiles];
+        if (next == nullptr) reader.PrefetchRows(tile_key + kGroupTokens, 0);
         job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
       }
       kernels_.score(job);

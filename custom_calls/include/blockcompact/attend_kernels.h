@@ -1,8 +1,9 @@
 // The arithmetic of attention on tiles of keys, and the implementations of it.
 //
-// A tile holds kTileTokens tokens in the order of layout `amx`, in words of 32 bits (a pair of
-// 16-bit elements or one 32-bit element): K is [words of a token][token], V is, for each 16 dims,
-// [word of tokens][dim]. dims_padded is head_dim rounded up to 16; what is added is zero.
+// A tile holds tokens in the order of layout `amx`, in words of 32 bits (a pair of 16-bit elements
+// or one 32-bit element). K comes in tiles of kTileTokens, [words of a token][token]; V in tiles of
+// kValueTokens, for each 16 dims [word of tokens][dim]. dims_padded is head_dim rounded up to 16;
+// what is added is zero.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +19,11 @@ namespace blockcompact {
 inline constexpr int64_t kTileTokens = 16;
 inline constexpr int64_t kGroupTiles = 4;
 inline constexpr int64_t kGroupTokens = kGroupTiles * kTileTokens;
+inline constexpr int64_t kValueTokens = 32;  // of a V tile
+inline constexpr int64_t kGroupVTiles = kGroupTokens / kValueTokens;
 inline constexpr int64_t kChunkTokens = 512;  // softmax runs over a chunk; chunks are merged
 inline constexpr int64_t kChunkTiles = kChunkTokens / kTileTokens;
+inline constexpr int64_t kChunkVTiles = kChunkTokens / kValueTokens;
 inline constexpr int64_t kRowTokens =
     kChunkTokens + 32;                      // no power of two: rows share no cache set
 inline constexpr int64_t kDimsOfWord = 16;  // dims in one line of a V tile
@@ -28,6 +32,9 @@ struct VTile {
   const std::byte* base = nullptr;
   int64_t dim_group_stride_bytes = 0;  // distance of 16 dims from the next 16
 };
+
+// That distance in a V tile of our own.
+inline constexpr int64_t kVStrideElements = kValueTokens * kDimsOfWord;
 
 // Rows of queries, scores and weights of one KV head. Scores and weights are kRowTokens apart.
 struct ScoreJob {
@@ -43,9 +50,10 @@ struct ValueJob {
   const std::byte* weights;  // elements of the type, of the group's first token
   int64_t num_rows;
   int64_t dims_padded;
-  VTile v_tiles[kChunkTiles];
+  VTile v_tiles[kChunkVTiles];
   int64_t num_tiles;
-  float* sums;  // [num_rows, dims_padded], added to
+  float* sums;                 // [num_rows, dims_padded], added to
+  bool has_spare_rows = true;  // sums of kSpareRows rows more may be overwritten
 };
 
 // Scores of one row over a chunk: [begin, end) is seen, [write_begin, write_end) is written.
@@ -95,7 +103,8 @@ struct BoundsJob {
 };
 
 struct AttendKernels {
-  // rows[t] null: zeros. The last `head_dim` elements of a row are contiguous.
+  // kTileTokens rows of K, kValueTokens of V. rows[t] null: zeros. The `head_dim` elements of a row
+  // are contiguous. The V tile has its 16 dims kVStrideElements from the next 16.
   void (*pack_k)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
   void (*pack_v)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
   // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart. What
