@@ -6,7 +6,6 @@ whole commit, without its passes over every list.
 
 # pyright: reportUnknownMemberType=false
 
-from dataclasses import replace
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -19,7 +18,13 @@ from .ids import HOLE, PhysicalBlocks, as_physical_blocks
 from .masks import choose
 from .mesh_axes import varying_axes
 from .ownership import Ownership, commit_ownership, owned_blocks, retire_nothing
-from .residency import Residency, commit_upload, fits_basis, replace_slots
+from .residency import (
+    Residency,
+    commit_upload,
+    fits_basis,
+    publish_selection,
+    replace_slots,
+)
 from .retention import keep_every_slot, kind_of_all_slots, plan_retention
 from .step_types import StepCommit, StepPlan, StepPolicy
 
@@ -69,9 +74,7 @@ def publish_revision(
     policy: StepPolicy,
 ) -> StepCommit:
     """The commit of a plan that changes no list: a new selection revision."""
-    revision = jnp.asarray(plan.diff.basis.selection_revision, jnp.int32)
-    revisions = replace(residency.revisions, selection_revision=revision)
-    published = replace(residency, revisions=revisions)
+    published = publish_selection(residency, plan.diff.basis.selection_revision)
     kind = kind_of_all_slots(residency, geometry=geometry, policy=policy.retention)
     return StepCommit(
         residency=published,

@@ -42,19 +42,19 @@ def place_mask(num_filled: AnyArray, capacity: int) -> Bool[Array, "row place"]:
 def count_true(mask: AnyArray) -> Int32[Array, " row"]:
     """Returns how many places of each row of a mask hold. Shape [row, place]."""
     ones = jnp.asarray(mask).astype(jnp.int32)
-    return jnp.sum(_fold_rows(ones, jnp.add), axis=1, dtype=jnp.int32)
+    return jnp.sum(fold_rows(ones, jnp.add), axis=1, dtype=jnp.int32)
 
 
 def first_true(mask: AnyArray) -> Int32[Array, " row"]:
     """Returns the first place of each row where a mask holds, HOLE where none does."""
     num_places = mask.shape[1]
     places = jnp.arange(num_places, dtype=jnp.int32)
-    folded = _fold_rows(jnp.where(mask, places, num_places), jnp.minimum)
+    folded = fold_rows(jnp.where(mask, places, num_places), jnp.minimum)
     first = jnp.min(folded, axis=1, initial=num_places)
     return jnp.where(first == num_places, HOLE, first)
 
 
-def _fold_rows(values: Array, combine: Callable[[Array, Array], Array]) -> Array:
+def fold_rows(values: Array, combine: Callable[[Array, Array], Array]) -> Array:
     """Combines slices of long rows element by element; reduce what is left.
 
     XLA reduces the last axis one element after the other on CPU, but combines arrays on vectors:

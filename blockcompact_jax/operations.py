@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float32, Int32, UInt32
+from jaxtyping import Bool, Float32, Int32
 
 from .ids import HOLE, AnyArray
 from .masks import (
@@ -28,7 +28,7 @@ from .masks import (
     sort_ascending,
     take_in_rows,
 )
-from .ranking import LARGEST_KEY, rank_top, score_keys
+from .ranking import has_best, rank_keys, rank_top
 
 
 class Ranking(NamedTuple):
@@ -129,6 +129,29 @@ class PlanOperations(Protocol):
             num_candidates: the first blocks of a row, which alone are looked at. Shape () or [row].
             num_sinks: first blocks, which rank before all others (static).
             capacity: static length of the result.
+        """
+        ...
+
+    def are_best(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        listed: Int32[AnyArray, "row place"],
+        num_listed: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+    ) -> Bool[Array, ""]:
+        """Tells whether the listed blocks of every row are its best candidates, in any order.
+
+        They are those that `rank` would list for a count of `num_listed`. Not so where a candidate
+        is NaN or infinite, a block is listed twice, or what is listed is no candidate.
+
+        Args:
+            scores: as in `rank`.
+            listed: logical blocks; past `num_listed` places they may hold anything.
+            num_listed: places that count.
+            num_candidates: as in `rank`.
+            num_sinks: as in `rank` (static).
         """
         ...
 
@@ -233,6 +256,26 @@ class PureOperations:
         keys = rank_keys(scores, limit, num_sinks)
         return Ranking(rank_top(keys, listed, capacity), first_bad)
 
+    def are_best(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        listed: Int32[AnyArray, "row place"],
+        num_listed: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+    ) -> Bool[Array, ""]:
+        """See `PlanOperations.are_best`."""
+        num_rows, max_blocks = scores.shape
+        limit = jnp.broadcast_to(jnp.asarray(num_candidates, jnp.int32), (num_rows,))
+        is_candidate = place_mask(limit, max_blocks)
+        is_finite = count_true(is_candidate & ~jnp.isfinite(scores)) == 0
+        is_filled = place_mask(num_listed, listed.shape[1])
+        is_listed = (place_by_id(listed, is_filled, max_blocks) >= 0) & is_candidate
+        are_candidates = count_true(is_listed) == num_listed
+        keys = rank_keys(scores, limit, num_sinks)
+        return jnp.all(is_finite & are_candidates & has_best(keys, is_listed))
+
     def find_members(
         self,
         ids: Int32[AnyArray, "row place"],
@@ -328,22 +371,6 @@ class PureOperations:
 
 PURE_OPERATIONS = PureOperations()
 """Plain JAX, on every backend."""
-
-
-def rank_keys(
-    scores: Float32[AnyArray, "row block"], num_candidates: AnyArray, num_sinks: int
-) -> UInt32[Array, "row block"]:
-    """Maps scores to rank keys: larger is better, 0 is no candidate, sinks are largest.
-
-    Args:
-        scores: block scores, float32 [row, block].
-        num_candidates: candidates of a row, its first blocks. Shape () or [row].
-        num_sinks: first blocks, which rank before all others (static).
-    """
-    blocks = jnp.arange(scores.shape[1], dtype=jnp.int32)
-    keys = jnp.where(blocks < num_sinks, LARGEST_KEY, score_keys(scores))
-    is_candidate = blocks < jnp.asarray(num_candidates)[..., None]
-    return jnp.where(is_candidate, keys, jnp.uint32(0))
 
 
 def _all(ids: AnyArray) -> AnyArray:

@@ -11,10 +11,10 @@ from typing import cast
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Bool, Int32, UInt32
+from jaxtyping import Bool, Float32, Int32, UInt32
 
-from .ids import AnyArray
-from .masks import count_true, ids_from_mask, take_in_rows
+from .ids import HOLE, AnyArray
+from .masks import count_true, first_true, fold_rows, ids_from_mask, take_in_rows
 
 LARGEST_KEY = np.uint32(0xFFFFFFFF)
 """Ranks before the key of every finite score."""
@@ -33,6 +33,22 @@ def score_keys(scores: AnyArray) -> UInt32[Array, "row id"]:
     bits = lax.bitcast_convert_type(jnp.asarray(scores), jnp.uint32)
     bits = jnp.where(bits == _SIGN_BIT, jnp.uint32(0), bits)
     return jnp.where(bits >= _SIGN_BIT, ~bits, bits | _SIGN_BIT)
+
+
+def rank_keys(
+    scores: Float32[AnyArray, "row block"], num_candidates: AnyArray, num_sinks: int
+) -> UInt32[Array, "row block"]:
+    """Maps scores to rank keys: larger is better, 0 is no candidate, sinks are largest.
+
+    Args:
+        scores: block scores, float32 [row, block].
+        num_candidates: candidates of a row, its first blocks. Shape () or [row].
+        num_sinks: first blocks, which rank before all others (static).
+    """
+    blocks = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    keys = jnp.where(blocks < num_sinks, LARGEST_KEY, score_keys(scores))
+    is_candidate = blocks < jnp.asarray(num_candidates)[..., None]
+    return jnp.where(is_candidate, keys, jnp.uint32(0))
 
 
 def top_mask(
@@ -97,3 +113,20 @@ def rank_top(
     rank = jnp.sum(is_better, axis=2, dtype=jnp.int32)
     is_at = rank[:, None, :] == places[None, :, None]
     return jnp.sum(jnp.where(is_at, ids[:, None, :], 0), axis=2, dtype=jnp.int32)
+
+
+def has_best(
+    keys: UInt32[Array, "row block"], is_listed: Bool[Array, "row block"]
+) -> Bool[Array, " row"]:
+    """Returns whether the listed IDs of each row are the best by (-key, ID).
+
+    IDs with a key of 0 compete with nobody; none of them may be listed.
+    """
+    ids = jnp.arange(keys.shape[1], dtype=jnp.int32)
+    listed_keys = fold_rows(jnp.where(is_listed, keys, LARGEST_KEY), jnp.minimum)
+    worst_key = jnp.min(listed_keys, axis=1, initial=LARGEST_KEY)[:, None]
+    is_worst = is_listed & (keys == worst_key)
+    worst_ids = fold_rows(jnp.where(is_worst, ids, HOLE), jnp.maximum)
+    worst_id = jnp.max(worst_ids, axis=1, initial=HOLE)[:, None]
+    is_better = (keys > worst_key) | ((keys == worst_key) & (ids < worst_id))
+    return first_true(is_better & ~is_listed) == HOLE

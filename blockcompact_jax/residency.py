@@ -6,7 +6,7 @@ tail, the partial block and draft tokens are resident too but never in these lis
 
 # pyright: reportUnknownMemberType=false
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -250,6 +250,43 @@ def replace_slots(
         num_valid=jnp.asarray(num_valid),
         block_tokens=residency.block_tokens,
     )
+
+
+def check_fits_geometry(residency: Residency, geometry: ModelGeometry) -> None:
+    """Checks the static facts of a residency; jitted code may call it.
+
+    Args:
+        residency: Of one request.
+        geometry: Static facts.
+
+    Raises:
+        CompactionError: If block sizes or row counts differ.
+    """
+    sizes = (residency.block_tokens, geometry.block_tokens)
+    if sizes[0] != sizes[1]:
+        raise CompactionError(
+            f"`block_tokens` is {sizes[0]} in the residency and {sizes[1]} in the geometry; they "
+            "must be equal."
+        )
+    rows = (residency.logical_by_slot.shape[0], geometry.num_rows)
+    if rows[0] != rows[1]:
+        raise CompactionError(
+            f"The residency has {rows[0]} rows and the geometry {rows[1]} full-attention layers; "
+            "they must be equal."
+        )
+
+
+def publish_selection(
+    residency: Residency, selection_revision: Int32[AnyArray, ""] | int
+) -> Residency:
+    """Records a selection that changes no list; the lists are the same arrays.
+
+    Args:
+        residency: The current state.
+        selection_revision: Number of that selection. Shape ().
+    """
+    revision = jnp.asarray(selection_revision, jnp.int32)
+    return replace(residency, revisions=replace(residency.revisions, selection_revision=revision))
 
 
 def check_residency(residency: Residency, geometry: ModelGeometry, *, num_blocks: int) -> None:

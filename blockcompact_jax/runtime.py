@@ -1,7 +1,8 @@
 """The one mutable object: runs the effects of pure plans in order and keeps the state they return.
 
-A `reselect` goes graduate → plan → upload → commit → retain → free → publish. The state changes at
-its very end, so a fault anywhere before leaves the old tables, bytes and reference counts valid.
+A `reselect` goes graduate → plan → upload → commit → retain → free → publish; where nothing would
+change, graduate → publish. The state changes at its very end, so a fault anywhere before leaves the
+old tables, bytes and reference counts valid.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -36,17 +37,12 @@ from blockcompact_jax.ownership import (
 )
 from blockcompact_jax.residency import Residency, empty_residency, graduate
 from blockcompact_jax.retention import RetentionPolicy
+from blockcompact_jax.runtime_step import StepPlanner
 from blockcompact_jax.selection import SelectionPolicy
-from blockcompact_jax.step import (
-    StepCommit,
-    StepPlan,
-    StepPolicy,
-    commit_step,
-    plan_step,
-)
+from blockcompact_jax.step import StepPolicy
 from blockcompact_jax.transfer import ROW_COLUMNS, Mover, Pools, Transaction, move_rows, used_rows
 from blockcompact_jax.typed_jit import typed_jit
-from blockcompact_jax.upload import SourceKind
+from blockcompact_jax.upload import SourceKind, UploadPlan
 
 # Tables are per layer, so a retention moves no bytes and takes no time doing so. Metadata goes to
 # nobody, so its time stays unmeasured.
@@ -139,6 +135,9 @@ class CompactionRuntime:
             source_kind=source_kind,
             operations=NativeOperations(),
         )
+        self._planner = StepPlanner(
+            geometry=geometry, policy=self._policy, first_cpu_destination=limits.max_blocks
+        )
         self.metrics = _NO_COSTS
         self.num_selections = 0
         self._pools: Pools | None = None
@@ -207,17 +206,7 @@ class CompactionRuntime:
         """
         state = self._state
         residency = self._graduate(state, 0)
-        static: Any = {"geometry": self._geometry, "policy": self._policy}
-        plan, reserved = plan_step(
-            scores,
-            0,
-            residency,
-            state.ownership,
-            budget_blocks=0,
-            first_cpu_destination=self._limits.max_blocks,
-            **static,
-        )
-        jax.block_until_ready(commit_step(plan, residency, reserved, **static))
+        self._planner.warm_up(scores, residency, state.ownership)
 
     def reselect(
         self,
@@ -250,30 +239,19 @@ class CompactionRuntime:
         num_candidates = max(num_whole_blocks - self._recent_blocks, 0)
         num_leaving = num_candidates - state.num_candidate_blocks if self.num_selections else 0
         residency = self._graduate(state, num_leaving)
-        plan, reserved = plan_step(
-            scores,
-            num_candidates,
-            residency,
-            state.ownership,
-            budget_blocks=budget_blocks,
-            first_cpu_destination=self._limits.max_blocks,
-            geometry=self._geometry,
-            policy=self._policy,
+        step = self._planner.plan(
+            scores, num_candidates, residency, state.ownership, budget_blocks=budget_blocks
         )
-        raise_for_result(plan.result)
         planned = time.perf_counter()
         transaction = self._transaction
-        with transaction(plan.upload, num_tokens) if transaction else nullcontext():
-            self._upload(plan)
+        with transaction(step.upload, num_tokens) if transaction else nullcontext():
+            self._move(step.upload)
             uploaded = time.perf_counter()
-            commit = commit_step(
-                plan, residency, reserved, geometry=self._geometry, policy=self._policy
-            )
-            raise_for_result(commit.result)
+            done = step.commit()
             committed = time.perf_counter()
-            ownership, fresh = self._take_tail_blocks(commit.ownership, num_leaving)
+            ownership, fresh = self._take_tail_blocks(done.ownership, num_leaving)
             selected = _State(
-                residency=commit.residency,
+                residency=done.residency,
                 ownership=ownership,
                 tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
                 num_candidate_blocks=num_candidates,
@@ -286,8 +264,7 @@ class CompactionRuntime:
         self._state = selected
         self.num_selections += 1
         self._book(
-            plan,
-            commit,
+            int(step.upload.num_rows),
             replace(
                 _NO_COSTS,
                 plan_us=(planned - begin + committed - uploaded) * 1e6,
@@ -295,6 +272,7 @@ class CompactionRuntime:
                 allocator_us=(allocated - committed) * 1e6,
                 table_us=(published - allocated) * 1e6,
                 table_entries_written=num_entries,
+                physical_blocks_released=done.num_released,
             ),
         )
         return tables
@@ -319,9 +297,9 @@ class CompactionRuntime:
         raise_for_result(result)
         return residency
 
-    def _upload(self, plan: StepPlan) -> None:
+    def _move(self, upload: UploadPlan) -> None:
         """Moves the bytes of a plan from the packed pool into the resident pool."""
-        columns = used_rows(plan.upload, first_copy_block=self._limits.max_blocks)
+        columns = used_rows(upload, first_copy_block=self._limits.max_blocks)
         if self._mover is None:
             move_rows(self._attached(), columns)
         else:
@@ -358,20 +336,18 @@ class CompactionRuntime:
             unfilled_token_position=tail_start if is_first else num_tokens,
         )
 
-    def _book(self, plan: StepPlan, commit: StepCommit, times: CompactionMetrics) -> None:
-        """Adds one selection to the metrics: its times, entries, bytes moved and blocks freed."""
-        num_rows = int(plan.upload.num_rows)
+    def _book(self, num_rows: int, costs: CompactionMetrics) -> None:
+        """Adds one selection to the metrics: its costs so far, and the bytes of its rows."""
         upload_bytes = num_rows * self._attached().resident.shape.block_bytes
-        is_copy = plan.upload.source_kind is SourceKind.CPU_COPY
+        is_copy = self._policy.source_kind is SourceKind.CPU_COPY
         self.metrics = self.metrics.add(
             replace(
-                times,
+                costs,
                 cpu_gather_bytes=upload_bytes if is_copy else 0,
                 cpu_destination_blocks=num_rows if is_copy else 0,
                 h2d_bytes=upload_bytes,
                 unpack_bytes=upload_bytes,
                 scatter_bytes=upload_bytes,
                 metadata_elements=num_rows * len(ROW_COLUMNS),
-                physical_blocks_released=int(commit.retirement.physical_blocks_released),
             )
         )

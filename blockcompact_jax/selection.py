@@ -18,8 +18,8 @@ from .errors import CompactionError, Result, ResultCode, fault_at, fault_if, fir
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
 from .masks import place_mask
-from .operations import PURE_OPERATIONS, PlanOperations, rank_keys
-from .ranking import top_mask
+from .operations import PURE_OPERATIONS, PlanOperations
+from .ranking import rank_keys, top_mask
 from .scores import BlockReduction, HeadReduction
 
 
@@ -159,8 +159,7 @@ def select(
     num_want, effective_budget, budget_result = _want_counts(
         scores, num_candidates, budget_blocks, geometry=geometry, policy=policy
     )
-    is_outside = (num_candidates < 0) | (num_candidates > max_blocks)
-    count_result = fault_if(is_outside, ResultCode.CANDIDATES_OUT_OF_RANGE, block=num_candidates)
+    count_result = _candidates_fault(num_candidates, max_blocks)
     num_listed = jnp.minimum(num_want + policy.max_tail, num_candidates)
     ranking = operations.rank(
         scores,
@@ -191,6 +190,54 @@ def select(
         block_tokens=geometry.block_tokens,
         max_blocks=max_blocks,
     )
+
+
+def is_selected(
+    scores: Float32[AnyArray, "row max_blocks"],
+    num_candidate_blocks: AnyArray | int,
+    blocks: Int32[LogicalBlocks, "row place"],
+    num_blocks: Int32[AnyArray, " row"],
+    *,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+    is_resident: Bool[AnyArray, "row max_blocks"] | None = None,
+    operations: PlanOperations = PURE_OPERATIONS,
+) -> Bool[Array, ""]:
+    """Returns whether `select` would want exactly the given blocks in every row, in any order.
+
+    It is exact for every policy, and far cheaper than `select`: nothing is ranked. Where `select`
+    would give a fault the answer is False. Shape ().
+
+    Args:
+        scores: As in `select`.
+        num_candidate_blocks: As in `select`.
+        blocks: The blocks in question; past `num_blocks` places they may hold anything.
+        num_blocks: Places that count.
+        budget_blocks: As in `select`.
+        geometry: As in `select`.
+        policy: As in `select`. LayerBudget.SCORE_MASS ranks over all layers here too.
+        is_resident: As in `select`.
+        operations: What compares (static); the result is the same.
+
+    Raises:
+        CompactionError: If the shape or dtype of `scores` is wrong (at trace time).
+    """
+    _check_scores(scores, geometry)
+    num_candidates = jnp.asarray(num_candidate_blocks, jnp.int32)
+    scores = _favour_resident(jnp.asarray(scores), policy, is_resident)
+    num_want, _, budget_result = _want_counts(
+        scores, num_candidates, budget_blocks, geometry=geometry, policy=policy
+    )
+    result = first_fault(_candidates_fault(num_candidates, scores.shape[1]), budget_result)
+    are_best = operations.are_best(
+        scores,
+        blocks,
+        jnp.where(num_want == num_blocks, num_blocks, HOLE),
+        num_candidates=num_candidates,
+        num_sinks=policy.sink_blocks,
+    )
+    return result.is_ok & are_best
 
 
 def validate_whole_blocks(
@@ -257,6 +304,11 @@ def _check_scores(scores: AnyArray, geometry: ModelGeometry) -> None:
         raise CompactionError(
             f"`scores` has dtype {scores.dtype}; scores are float32. Cast them explicitly."
         )
+
+
+def _candidates_fault(num_candidates: Int32[Array, ""], max_blocks: int) -> Result:
+    is_outside = (num_candidates < 0) | (num_candidates > max_blocks)
+    return fault_if(is_outside, ResultCode.CANDIDATES_OUT_OF_RANGE, block=num_candidates)
 
 
 def _split(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 from jax import Array
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from .diff import BlockDiffPlan
 from .errors import Result
@@ -36,6 +36,20 @@ class StepPolicy:
     max_upload: int
     source_kind: SourceKind = SourceKind.SOURCE_ONLY
     operations: PlanOperations = PURE_OPERATIONS
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class ZeroDelta:
+    """Whether a step would leave every list as it is.
+
+    Attributes:
+        is_zero: In every layer the wanted blocks are the held ones. Shape ().
+        selection_revision: Number of the selection, to publish where `is_zero`. Shape ().
+    """
+
+    is_zero: Bool[Array, ""]
+    selection_revision: Int32[Array, ""]
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Int32
 
 from .diff import BlockDiffPlan
-from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
+from .errors import CompactionError, Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry
 from .ids import (
     HOLE,
@@ -149,6 +149,30 @@ def plan_upload(
         valid_tokens=flatten(np.full(num_rows, geometry.block_tokens), unused=0),
         num_rows=jnp.sum(is_used_flat, dtype=jnp.int32),
         result=result,
+        source_kind=source_kind,
+    )
+
+
+def plan_no_upload(basis: Revisions, *, source_kind: SourceKind) -> UploadPlan:
+    """Returns a plan without rows, on the host: what a selection that moves nothing publishes.
+
+    Args:
+        basis: Revisions of the residency, with the new selection revision.
+        source_kind: What a transfer would read.
+    """
+    none = np.empty(0, np.int32)
+    return UploadPlan(
+        basis=basis,
+        layer=as_layers(none),
+        layer_row=as_layer_rows(none),
+        group=as_groups(none),
+        logical_block=as_logical_blocks(none),
+        source_block=as_source_blocks(none),
+        cpu_destination_block=as_destination_blocks(none),
+        physical_block=as_physical_blocks(none),
+        valid_tokens=jnp.asarray(none),
+        num_rows=jnp.int32(0),
+        result=ok_result(),
         source_kind=source_kind,
     )
 

@@ -1,4 +1,4 @@
-// Ranking, and lists and masks of bounded IDs. Leading axes of an operand are rows.
+// Ranking and its check, and lists and masks of bounded IDs. Leading axes of an operand are rows.
 #include "blockcompact/lists.h"
 #include "blockcompact/rank.h"
 #include "buffers.h"
@@ -57,6 +57,29 @@ ffi::Error Rank(ffi::ThreadPool threads, Scores scores, Ids num_candidates, Ids 
   call.blocks = blocks->typed_data();
   call.first_non_finite = first_non_finite->typed_data();
   blockcompact::RankRows(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
+ffi::Error AreBest(ffi::ThreadPool threads, Scores scores, Ids num_candidates, Ids listed,
+                   Ids num_listed, ffi::Result<Mask> are_best, int64_t num_sinks) {
+  const int64_t num_rows = NumRows(scores);
+  blockcompact::BestCall call;
+  call.num_batches = static_cast<int64_t>(are_best->element_count());
+  if (!HasElements(num_candidates, num_rows) || !HasElements(num_listed, num_rows) ||
+      NumRows(listed) != num_rows || (num_rows > 0 && call.num_batches == 0) ||
+      (num_rows > 0 && num_rows % call.num_batches != 0)) {
+    return WrongShape("the operands of are_best differ in rows");
+  }
+  call.num_rows = num_rows > 0 ? num_rows / call.num_batches : 0;
+  call.num_blocks = LastDim(scores);
+  call.num_places = LastDim(listed);
+  call.num_sinks = num_sinks;
+  call.scores = scores.typed_data();
+  call.num_candidates = num_candidates.typed_data();
+  call.listed = listed.typed_data();
+  call.num_listed = num_listed.typed_data();
+  call.are_best = reinterpret_cast<uint8_t*>(are_best->untyped_data());
+  blockcompact::CheckBest(call, OnThreadPool(threads));
   return ffi::Error::Success();
 }
 
@@ -142,6 +165,16 @@ XLA_FFI_DEFINE_HANDLER(kRank, Rank,
                            .Attr<int64_t>("order")
                            .Attr<bool>("has_excluded"));
 
+XLA_FFI_DEFINE_HANDLER(kAreBest, AreBest,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Scores>()
+                           .Arg<Ids>()   // num_candidates
+                           .Arg<Ids>()   // listed
+                           .Arg<Ids>()   // num_listed
+                           .Ret<Mask>()  // are_best
+                           .Attr<int64_t>("num_sinks"));
+
 XLA_FFI_DEFINE_HANDLER(kFindMembers, FindMembers,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -173,6 +206,7 @@ XLA_FFI_DEFINE_HANDLER(kKeepPlaces, KeepPlaces,
 
 HandlerList RankHandlers() {
   return {{"blockcompact_rank", kRank},
+          {"blockcompact_are_best", kAreBest},
           {"blockcompact_find_members", kFindMembers},
           {"blockcompact_sort_ids", kSortIds},
           {"blockcompact_list_masks", kListMasks},

@@ -121,6 +121,30 @@ class NativeOperations:
             num_sinks=num_sinks,
         )
 
+    def are_best(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        listed: Int32[AnyArray, "row place"],
+        num_listed: Int32[AnyArray, " row"],
+        *,
+        num_candidates: AnyArray,
+        num_sinks: int,
+    ) -> Bool[Array, ""]:
+        """See `PlanOperations.are_best`."""
+        _check("scores", scores, np.float32)
+        num_rows = scores.shape[0]
+        _check("listed", listed, np.int32, (num_rows, listed.shape[-1]))
+        _check("num_listed", num_listed, np.int32, (num_rows,))
+        return _call(
+            "blockcompact_are_best",
+            [((), np.bool_)],
+            scores,
+            jnp.broadcast_to(jnp.asarray(num_candidates, jnp.int32), (num_rows,)),
+            listed,
+            num_listed,
+            num_sinks=np.int64(num_sinks),
+        )[0]
+
     def find_members(
         self,
         ids: Int32[AnyArray, "row place"],

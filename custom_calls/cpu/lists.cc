@@ -3,49 +3,12 @@
 #include <algorithm>
 
 #include "blockcompact/rank_kernels.h"
+#include "id_set.h"
 #include "row_tasks.h"
 #include "scratch.h"
 
 namespace blockcompact {
 namespace {
-
-constexpr int64_t kWordBits = 64;
-
-// A set of IDs of one row.
-class IdSet {
- public:
-  IdSet(uint64_t* words, int64_t max_ids) : words_(words), max_ids_(max_ids) { Clear(); }
-
-  static int64_t NumWords(int64_t max_ids) { return (max_ids + kWordBits - 1) / kWordBits; }
-
-  void Clear() { std::fill_n(words_, NumWords(max_ids_), uint64_t{0}); }
-  bool IsId(int32_t id) const {
-    return static_cast<uint32_t>(id) < static_cast<uint64_t>(max_ids_);
-  }
-  bool Has(int32_t id) const { return (words_[id / kWordBits] >> (id % kWordBits) & 1) != 0; }
-
-  // Returns whether the ID was new.
-  bool Add(int32_t id) {
-    uint64_t& word = words_[id / kWordBits];
-    const uint64_t bit = uint64_t{1} << (id % kWordBits);
-    const bool is_new = (word & bit) == 0;
-    word |= bit;
-    return is_new;
-  }
-
-  uint64_t word(int64_t place) const { return words_[place]; }
-
- private:
-  uint64_t* words_;
-  int64_t max_ids_;
-};
-
-uint64_t* TakeWords(int64_t max_ids) {
-  thread_local Scratch scratch;
-  const int64_t num_words = IdSet::NumWords(max_ids);
-  scratch.Reset(8 * num_words, 1);
-  return scratch.Take<uint64_t>(num_words);
-}
 
 // Adds a list to an empty set; returns the first place whose ID comes again, or kHole.
 int32_t AddAll(const int32_t* ids, int64_t num_places, IdSet* set) {
@@ -87,7 +50,7 @@ void SortRow(const AscendingCall& call, int64_t row, IdSet set) {
   for (int64_t place = 0; place < num_words && num_listed < call.capacity; ++place) {
     for (uint64_t word = set.word(place); word != 0 && num_listed < call.capacity;
          word &= word - 1) {
-      out[num_listed++] = static_cast<int32_t>(place * kWordBits + __builtin_ctzll(word));
+      out[num_listed++] = static_cast<int32_t>(place * IdSet::kWordBits + __builtin_ctzll(word));
     }
   }
   std::fill(out + num_listed, out + call.capacity, kHole);
@@ -103,7 +66,7 @@ int32_t* TakePlaces(int64_t num_places) {
 
 void FindMembers(const MembersCall& call, const ParallelFor& parallel_for) {
   const int64_t row_elements =
-      2 * (2 * call.ids.num_places + call.others.num_places) + call.max_ids / kWordBits;
+      2 * (2 * call.ids.num_places + call.others.num_places) + IdSet::NumWords(call.max_ids);
   ForRows(call.num_rows, row_elements, parallel_for, [&](int64_t begin, int64_t end) {
     const IdSet set(TakeWords(call.max_ids), call.max_ids);
     for (int64_t row = begin; row < end; ++row) MarkRow(call, row, set);
@@ -111,7 +74,7 @@ void FindMembers(const MembersCall& call, const ParallelFor& parallel_for) {
 }
 
 void SortIds(const AscendingCall& call, const ParallelFor& parallel_for) {
-  const int64_t row_elements = 4 * call.ids.num_places + call.max_ids / kWordBits;
+  const int64_t row_elements = 4 * call.ids.num_places + IdSet::NumWords(call.max_ids);
   ForRows(call.num_rows, row_elements, parallel_for, [&](int64_t begin, int64_t end) {
     const IdSet set(TakeWords(call.max_ids), call.max_ids);
     for (int64_t row = begin; row < end; ++row) SortRow(call, row, set);

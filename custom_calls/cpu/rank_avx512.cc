@@ -91,6 +91,28 @@ TARGET_AVX512 int64_t CountAtLeast(const uint32_t* keys, int64_t num_keys, uint3
                                                   _mm512_add_epi32(counts[2], counts[3])));
 }
 
+TARGET_AVX512 int64_t CountScores(const float* scores, int64_t num_scores, uint32_t threshold) {
+  const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(threshold));
+  const __m512i infinity = _mm512_set1_epi32(static_cast<int32_t>(0xFF000000U));
+  __m512i most[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  int64_t counts[2] = {0, 0}, i = 0;
+  for (; i + 2 * kLanes <= num_scores; i += 2 * kLanes) {
+    for (int64_t part = 0; part < 2; ++part) {
+      const __m512i bits = _mm512_loadu_si512(scores + i + part * kLanes);
+      most[part] = _mm512_max_epu32(most[part], _mm512_slli_epi32(bits, 1));
+      counts[part] += __builtin_popcount(_mm512_cmpge_epu32_mask(KeysOf(bits), least));
+    }
+  }
+  for (; i < num_scores; i += kLanes) {
+    const __mmask16 lanes = Lanes(num_scores - i);
+    const __m512i bits = _mm512_maskz_loadu_epi32(lanes, scores + i);
+    most[0] = _mm512_max_epu32(most[0], _mm512_slli_epi32(bits, 1));
+    counts[0] += __builtin_popcount(_mm512_mask_cmpge_epu32_mask(lanes, KeysOf(bits), least));
+  }
+  const bool is_bad = _mm512_cmpge_epu32_mask(_mm512_max_epu32(most[0], most[1]), infinity) != 0;
+  return is_bad ? -1 : counts[0] + counts[1];
+}
+
 TARGET_AVX512 int64_t KeepWithin(const uint32_t* keys, int64_t num_keys, uint32_t low,
                                  uint32_t high, uint32_t* kept) {
   const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(low));
@@ -228,7 +250,7 @@ TARGET_AVX512 int64_t ListSet(const uint8_t* bytes, int64_t num_bytes, int64_t c
 }  // namespace
 
 RankKernels RankKernelsOf() {
-  return {MakeKeys, CountAtLeast, KeepWithin, ListChosen, RankFew, ListSet};
+  return {MakeKeys, CountAtLeast, CountScores, KeepWithin, ListChosen, RankFew, ListSet};
 }
 
 }  // namespace blockcompact::avx512

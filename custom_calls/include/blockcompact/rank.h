@@ -1,4 +1,5 @@
-// The best blocks of each layer row by (-score, block), without sorting the row.
+// The best blocks of each layer row by (-score, block), without sorting the row; and whether given
+// blocks are the best.
 #pragma once
 
 #include <cstdint>
@@ -29,5 +30,23 @@ struct RankCall {
 // Counts are cut to what there is: 0 ... min(candidates, capacity). A row with a candidate that is
 // NaN or infinite lists nothing.
 void RankRows(const RankCall& call, const ParallelFor& parallel_for);
+
+// Dense batches of rows, ordered as in RankCall.
+struct BestCall {
+  const float* scores = nullptr;            // [batch, row, num_blocks]
+  const int32_t* num_candidates = nullptr;  // [batch, row]
+  const int32_t* listed = nullptr;          // [batch, row, num_places]
+  const int32_t* num_listed = nullptr;      // [batch, row]: places that count
+  int64_t num_batches = 0;
+  int64_t num_rows = 0;
+  int64_t num_blocks = 0;
+  int64_t num_places = 0;
+  int64_t num_sinks = 0;
+  uint8_t* are_best = nullptr;  // [batch]
+};
+
+// Whether the listed blocks of every row are its best candidates, in any order. Not where a
+// candidate is NaN or infinite, a block is listed twice, or what is listed is no candidate.
+void CheckBest(const BestCall& call, const ParallelFor& parallel_for);
 
 }  // namespace blockcompact

@@ -13,6 +13,13 @@ namespace blockcompact {
 // Results may be written up to this many elements past what is counted.
 inline constexpr int64_t kRankSpare = 96;
 
+// The key of a score's bits; those of finite scores lie strictly between 0 and UINT32_MAX.
+inline uint32_t KeyOf(uint32_t bits) {
+  constexpr uint32_t kSign = 0x80000000U;
+  bits = bits == kSign ? 0 : bits;
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | kSign);
+}
+
 struct KeyRange {
   int64_t first_non_finite;  // -1: none
   uint32_t smallest, largest;
@@ -28,6 +35,8 @@ struct RankKernels {
   // num_blocks > 0.
   KeyRange (*make_keys)(const float* scores, int64_t num_blocks, uint32_t* keys);
   int64_t (*count_at_least)(const uint32_t* keys, int64_t num_keys, uint32_t threshold);
+  // How many scores have a key of `threshold` or more; -1 where any score is NaN or infinite.
+  int64_t (*count_scores)(const float* scores, int64_t num_scores, uint32_t threshold);
   // Copies the keys within [low, high] in their order; returns how many.
   int64_t (*keep_within)(const uint32_t* keys, int64_t num_keys, uint32_t low, uint32_t high,
                          uint32_t* kept);
