@@ -60,18 +60,16 @@ def measure(client, num_messages):
 
 
 def rows():
-    return [
-        wire.UploadRowWire(
-            layer=number % 4,
-            group=0,
-            logical_block=number // 4,
-            source_block=number // 4,
-            cpu_destination_block=-1,
-            physical_block=number // 4,
-            valid_tokens=32,
-        )
-        for number in range(64)
-    ]
+    blocks = [number // 4 for number in range(64)]
+    return wire.UploadRowsWire(
+        layer=[number % 4 for number in range(64)],
+        group=[0] * 64,
+        logical_block=blocks,
+        source_block=blocks,
+        cpu_destination_block=[-1] * 64,
+        physical_block=blocks,
+        valid_tokens=[32] * 64,
+    )
 
 
 def timed(client, path, message, answer):

@@ -15,7 +15,7 @@ from .geometry import ModelGeometry
 from .ledger.handles import OperationKey
 from .upload import SourceKind
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 KEEP_MAP_VERSION: Final = 1
 
 
@@ -297,8 +297,8 @@ class Verify(RequestMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadRow:
-    """One block to move; the columns of `UploadPlan`, HOLE where a row has none.
+class UploadRows:
+    """The blocks to move: the columns of `UploadPlan`, equally long, HOLE where a row has none.
 
     Attributes:
         layer: Decoder layer ID.
@@ -310,13 +310,13 @@ class UploadRow:
         valid_tokens: Tokens to write.
     """
 
-    layer: int
-    group: int
-    logical_block: int
-    source_block: int
-    cpu_destination_block: int
-    physical_block: int
-    valid_tokens: int
+    layer: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
+    logical_block: tuple[int, ...] = ()
+    source_block: tuple[int, ...] = ()
+    cpu_destination_block: tuple[int, ...] = ()
+    physical_block: tuple[int, ...] = ()
+    valid_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +335,7 @@ class CompactionUpload:
     selection_revision: int
     source_kind: SourceKind
     num_tokens: int
-    rows: tuple[UploadRow, ...]
+    rows: UploadRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,23 +376,16 @@ def canonical_body(message: Message) -> bytes:
 
     The ledger tells a retry from a conflict by this.
     """
-    content = {"type": type(message).__name__, **_plain(message)}
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
-_JSON_TYPES: Final = frozenset({int, str, bool, float, type(None)})
+    content = {"type": type(message).__name__, **vars(message)}
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain).encode()
 
 
 def _plain(value: Any) -> Any:
-    # An upload has thousands of values, nearly all of them numbers: these first.
-    if type(value) in _JSON_TYPES:
-        return value
+    """Returns what JSON has no word for as something that it has."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, frozenset):
         members: list[Any] = [_plain(member) for member in value]  # pyright: ignore
         return sorted(members)
-    if isinstance(value, tuple):
-        return [_plain(member) for member in value]  # pyright: ignore
-    fields: dict[str, Any] = value.__dict__  # pyright: ignore
-    return {name: _plain(member) for name, member in fields.items()}
+    fields: dict[str, Any] = vars(value)
+    return fields

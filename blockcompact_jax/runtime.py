@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,6 +27,8 @@ from blockcompact_jax.ids import (
     as_physical_blocks,
 )
 from blockcompact_jax.kernels import NativeOperations
+from blockcompact_jax.ledger import CommitLedger
+from blockcompact_jax.ledger_transfers import LedgerTransfers
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.ownership import (
     Ownership,
@@ -40,7 +41,15 @@ from blockcompact_jax.retention import RetentionPolicy
 from blockcompact_jax.runtime_step import StepPlanner
 from blockcompact_jax.selection import SelectionPolicy
 from blockcompact_jax.step import StepPolicy
-from blockcompact_jax.transfer import ROW_COLUMNS, Mover, Pools, Transaction, move_rows, used_rows
+from blockcompact_jax.transfer import (
+    ROW_COLUMNS,
+    Mover,
+    Pools,
+    Rows,
+    Transaction,
+    move_rows,
+    used_rows,
+)
 from blockcompact_jax.typed_jit import typed_jit
 from blockcompact_jax.upload import SourceKind, UploadPlan
 
@@ -141,8 +150,9 @@ class CompactionRuntime:
         self.metrics = _NO_COSTS
         self.num_selections = 0
         self._pools: Pools | None = None
-        self._transaction: Transaction | None = None
-        self._mover: Mover | None = None
+        self._transfers = LedgerTransfers("local")
+        self._transaction: Transaction = self._transfers.transaction
+        self._mover: Mover = self._move_here
         # Scores arrive committed to a device, and so do the states that follow from them. Starting
         # committed spares a second compilation.
         residency, ownership = jax.device_put(
@@ -172,6 +182,11 @@ class CompactionRuntime:
         return self._state.residency
 
     @property
+    def ledger(self) -> CommitLedger:
+        """The ledger that a selection goes through where `attach` was given no transaction."""
+        return self._transfers.ledger
+
+    @property
     def num_candidate_blocks(self) -> int:
         """Whole confirmed blocks before the always-resident tail."""
         return self._state.num_candidate_blocks
@@ -183,7 +198,8 @@ class CompactionRuntime:
 
         Args:
             pools: the stores.
-            transaction: what surrounds each transfer; nothing if None.
+            transaction: what surrounds each transfer and hears that it has landed; if None, the
+                runtime's own commit ledger.
             mover: what moves the bytes; this thread, from pool to pool, if None.
 
         Raises:
@@ -195,8 +211,14 @@ class CompactionRuntime:
                 f"at least `num_physical_blocks` = {self.num_physical_blocks}."
             )
         self._pools = pools
-        self._transaction = transaction
-        self._mover = mover
+        own, move = self._transfers, mover or self._move_here
+
+        def move_and_say_so(rows: Rows) -> None:
+            move(rows)
+            own.landed(0, own.open_key)
+
+        self._transaction = transaction or own.transaction
+        self._mover = move if transaction else move_and_say_so
 
     def warm_up(self, scores: Float32[Array, "row *heads max_blocks"]) -> None:
         """Compiles the planning calls, so that no selection pays for it. Changes nothing.
@@ -243,8 +265,7 @@ class CompactionRuntime:
             scores, num_candidates, residency, state.ownership, budget_blocks=budget_blocks
         )
         planned = time.perf_counter()
-        transaction = self._transaction
-        with transaction(step.upload, num_tokens) if transaction else nullcontext():
+        with self._transaction(step.upload, num_tokens):
             self._move(step.upload)
             uploaded = time.perf_counter()
             done = step.commit()
@@ -299,11 +320,10 @@ class CompactionRuntime:
 
     def _move(self, upload: UploadPlan) -> None:
         """Moves the bytes of a plan from the packed pool into the resident pool."""
-        columns = used_rows(upload, first_copy_block=self._limits.max_blocks)
-        if self._mover is None:
-            move_rows(self._attached(), columns)
-        else:
-            self._mover(columns)
+        self._mover(used_rows(upload, first_copy_block=self._limits.max_blocks))
+
+    def _move_here(self, rows: Rows) -> None:
+        move_rows(self._attached(), rows)
 
     def _take_tail_blocks(
         self, ownership: Ownership, num_blocks: int

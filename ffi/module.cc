@@ -14,6 +14,7 @@
 #include "buffers.h"
 #include "handlers.h"
 #include "host_threads.h"
+#include "ledger_host.h"
 #include "python_values.h"
 #include "upload_host.h"
 
@@ -217,6 +218,7 @@ PYBIND11_MODULE(_native, module) {
   DefineAttend(module);
   DefineUploads(module);
   DefineBlockScores(module);
+  DefineLedger(module);
 }
 
 }  // namespace blockcompact_ffi

@@ -44,6 +44,7 @@ from blockcompact_jax.kernels.layouts import UnsupportedLayoutError as Unsupport
 from blockcompact_jax.kernels.layouts import check_layout as check_layout
 from blockcompact_jax.kernels.layouts import packed_k_offsets as packed_k_offsets
 from blockcompact_jax.kernels.layouts import packed_v_offsets as packed_v_offsets
+from blockcompact_jax.kernels.ledger import NativeCell as NativeCell
 from blockcompact_jax.kernels.native import NativeModuleError as NativeModuleError
 from blockcompact_jax.kernels.native import build_info as build_info
 from blockcompact_jax.kernels.pool_attend import pool_attend as pool_attend

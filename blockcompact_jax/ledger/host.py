@@ -1,25 +1,30 @@
 """The ledger as an object: request IDs, all-or-nothing calls, stored results, queued ACKs.
 
-It holds one lane of `LedgerState` and changes it by `apply_event` alone. One thread owns it; only
+It holds one lane of `LedgerState` and changes it by events alone. One thread owns it; only
 `post_ack` may be called from others.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import hashlib
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from blockcompact_jax.errors import CompactionError, ResultCode
 from blockcompact_jax.ids import HOLE
 
-from .batch import run_events
+from .cell import Cell, EventRow, NumpyCell
 from .handles import HeldSlot, LedgerError, OperationKey, RequestRevisions, Staging
 from .kinds import Condition, Disposition, EventKind, OperationStage, RequestState, SlotState
 from .records import OperationRecord, OperationRecords
-from .state import LedgerShape, LedgerState, empty_state, make_event
+from .state import LedgerShape, LedgerState, make_event
 from .tables import disposition_of
+
+_HARMLESS = frozenset({Disposition.APPLIED, Disposition.REPEATED})
+_IGNORED = Disposition.IGNORED
 
 
 class CommitLedger:
@@ -31,26 +36,35 @@ class CommitLedger:
     """
 
     def __init__(
-        self, shape: LedgerShape, *, process_epoch: int = 1, is_compiled: bool = False
+        self,
+        shape: LedgerShape,
+        *,
+        process_epoch: int = 1,
+        new_cell: Callable[..., Cell] = NumpyCell,
     ) -> None:
         """Starts empty.
 
         Args:
             shape: Capacities; they bound all that is kept, stored results included.
             process_epoch: Epoch of the producer at the handshake.
-            is_compiled: Apply events by the compiled call; worth its seconds of compilation.
+            new_cell: Makes what applies events, given `shape` and `process_epoch`: the reference,
+                or `kernels.NativeCell`, some hundred times faster.
         """
         self.shape = shape
-        self._state = empty_state(shape, process_epoch=process_epoch)
-        self._is_compiled = is_compiled
+        self._cell = new_cell(shape, process_epoch=process_epoch)
+        self._num_refused = dict.fromkeys(Disposition, 0)
         self._place_by_request: dict[str, int] = {}
         self._records = OperationRecords(shape.max_operations)
         self._acks: deque[OperationKey] = deque()
 
     @property
     def state(self) -> LedgerState:
-        """What the ledger knows, one lane. Immutable: keep it, or give it to the invariants."""
-        return self._state
+        """A copy of what the ledger knows, one lane: keep it, or give it to the invariants."""
+        return jax.tree.map(np.array, self._state)
+
+    @property
+    def _state(self) -> LedgerState:
+        return self._cell.state
 
     @property
     def process_epoch(self) -> int:
@@ -59,8 +73,9 @@ class CommitLedger:
 
     @property
     def counts(self) -> dict[Disposition, int]:
-        """Events so far, by what became of them."""
-        return {each: int(self._state.counts[0, each]) for each in Disposition}
+        """Events so far, by what became of them; a refused call counts as its refused event."""
+        counted = self._state.counts[0]
+        return {each: int(counted[each]) + self._num_refused[each] for each in Disposition}
 
     def admit(self, request_id: str) -> int:
         """Lets a request in, or in again after a preemption, and returns its new epoch.
@@ -316,11 +331,11 @@ class CommitLedger:
     def _held(self, slot: int) -> HeldSlot:
         return HeldSlot(slot=slot, generation=int(self._state.slots.generation[0, slot]))
 
-    def _event(self, kind: EventKind, **values: int) -> tuple[int, ...]:
+    def _event(self, kind: EventKind, **values: int) -> EventRow:
         values.setdefault("process_epoch", self.process_epoch)
         return make_event(kind, **values)
 
-    def _of(self, kind: EventKind, key: OperationKey, **values: int) -> tuple[int, ...]:
+    def _of(self, kind: EventKind, key: OperationKey, **values: int) -> EventRow:
         return make_event(
             kind,
             process_epoch=key.process_epoch,
@@ -365,11 +380,11 @@ class CommitLedger:
             "more, or finish requests and let their slots become quiet."
         )
 
-    def _apply(self, row: tuple[int, ...], *, is_message: bool = False) -> tuple[ResultCode, int]:
+    def _apply(self, row: EventRow, *, is_message: bool = False) -> tuple[ResultCode, int]:
         return self._apply_all([row], is_message=is_message)[0]
 
     def _apply_all(
-        self, rows: Sequence[tuple[int, ...]], *, is_message: bool = False
+        self, rows: Sequence[EventRow], *, is_message: bool = False
     ) -> list[tuple[ResultCode, int]]:
         """Applies events in order; if one is refused, none has happened.
 
@@ -377,22 +392,15 @@ class CommitLedger:
         """
         if not rows:
             return []
-        table = np.asarray(rows, np.int32)
-        state, codes, values = run_events(self._state, table, is_compiled=self._is_compiled)
-        answers = [
-            (ResultCode(int(code)), int(value)) for code, value in zip(codes, values, strict=True)
-        ]
-        harmless = (Disposition.APPLIED, Disposition.REPEATED)
+        answers = [(ResultCode(code), value) for code, value in self._cell.apply(rows)]
         for code, value in answers:
             disposition = disposition_of(code)
-            is_fine = disposition in harmless or (is_message and disposition is Disposition.IGNORED)
+            is_fine = disposition in _HARMLESS or (is_message and disposition is _IGNORED)
             if not is_fine:
+                self._cell.undo()
                 self._count(disposition)
                 raise LedgerError(code, value)
-        self._state = state
         return answers
 
     def _count(self, disposition: Disposition) -> None:
-        counts = np.array(self._state.counts)
-        counts[0, disposition] += 1
-        self._state = replace(self._state, counts=counts)
+        self._num_refused[disposition] += 1

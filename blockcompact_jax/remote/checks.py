@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.ids import HOLE
 from blockcompact_jax.protocol import CompactionUpload, CpuPoolArea, Prefill
@@ -31,29 +33,41 @@ def check_rows(
             "`source_kind` is cpu_copy, but this request has no compaction area; give "
             "`num_copy_blocks` with its prefill, or read the sources in place.",
         )
+    rows = {name: np.asarray(column, np.int64) for name, column in vars(message.rows).items()}
+    copy_block = rows["cpu_destination_block"]
     copies = range(area.num_source_blocks, area.num_cpu_blocks) if is_copy else range(HOLE, 0)
-    seen: set[tuple[int, int]] = set()
-    seen_copies: set[int] = set()
-    for row in message.rows:
-        place, copy_block = (row.layer, row.physical_block), row.cpu_destination_block
-        if (
-            row.layer not in geometry.full_layers
-            or not 0 <= row.source_block < num_packed
-            or row.source_block != row.logical_block
-            or row.valid_tokens != geometry.block_tokens
-            or place in seen
-            or copy_block not in copies
-            or (is_copy and copy_block in seen_copies)
-        ):
-            expected = f"[{copies.start}, {copies.stop})" if is_copy else f"{HOLE}"
-            raise RemoteRefusedError(
-                Refusal.BAD_MESSAGE,
-                f"`rows` has {row}; expected a full-attention layer, a source block below "
-                f"{num_packed} that equals the logical block, {geometry.block_tokens} valid "
-                f"tokens, a CPU destination block of {expected}, and no destination twice.",
-            )
-        seen.add(place)
-        seen_copies.add(copy_block)
+    is_wrong = (
+        ~np.isin(rows["layer"], geometry.full_layers)
+        | (rows["source_block"] < 0)
+        | (rows["source_block"] >= num_packed)
+        | (rows["source_block"] != rows["logical_block"])
+        | (rows["valid_tokens"] != geometry.block_tokens)
+        | (copy_block < copies.start)
+        | (copy_block >= copies.stop)
+        | _is_repeated(rows["layer"], rows["physical_block"])
+    )
+    if is_copy:
+        is_wrong |= _is_repeated(copy_block)
+    if is_wrong.any():
+        number = int(np.argmax(is_wrong))
+        row = {name: int(column[number]) for name, column in rows.items()}
+        expected = f"[{copies.start}, {copies.stop})" if is_copy else f"{HOLE}"
+        raise RemoteRefusedError(
+            Refusal.BAD_MESSAGE,
+            f"`rows` has {row} at {number}; expected a full-attention layer, a source block below "
+            f"{num_packed} that equals the logical block, {geometry.block_tokens} valid "
+            f"tokens, a CPU destination block of {expected}, and no destination twice.",
+        )
+
+
+def _is_repeated(*columns: np.ndarray) -> np.ndarray:
+    """Marks every row whose values an earlier row has."""
+    places = np.stack(columns)
+    order = np.lexsort(places)  # Stable: of equal rows the earliest is the first.
+    is_repeated = np.zeros(len(order), bool)
+    ordered = places[:, order]
+    is_repeated[order[1:]] = (ordered[:, 1:] == ordered[:, :-1]).all(axis=0)
+    return is_repeated
 
 
 def check_tokens(token_ids: tuple[int, ...], num_vocabulary: int) -> None:

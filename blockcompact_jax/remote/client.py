@@ -6,9 +6,11 @@ import ipaddress
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
-import httpx
+import urllib3
 from pydantic import BaseModel, ValidationError
 
 from blockcompact_jax.errors import CompactionError
@@ -20,6 +22,7 @@ from .errors import Refusal, RemoteRefusedError, ServerLostError
 _MODEL_SECONDS: Final = 3600.0
 """A prefill may take long; a server that died is noticed at once all the same."""
 _IMPATIENT_SECONDS: Final = 1.0
+_HTTP_PORT: Final = 80
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.5
 
@@ -40,16 +43,18 @@ class RemoteClient:
         Raises:
             CompactionError: `url` is not a loopback HTTP address.
         """
-        check_url(url)
+        host, port = check_url(url)
         self.url = url
         self.lease_seconds = 0.0
         self.max_copy_blocks = 0
         self._retry_seconds = retry_seconds
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(_MODEL_SECONDS, connect=2.0),
-            trust_env=False,
+        self._http = urllib3.HTTPConnectionPool(
+            host,
+            port,
+            headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
+            timeout=urllib3.Timeout(connect=2.0, read=_MODEL_SECONDS),
+            retries=urllib3.Retry(False),
+            maxsize=2,  # Heartbeats have a thread of their own.
         )
 
     def close(self) -> None:
@@ -115,10 +120,9 @@ class RemoteClient:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                headers = {"content-type": "application/json"}
-                response = self._http.request(method, path, content=body, headers=headers)
+                response = self._http.urlopen(method, path, body=body, redirect=False)
                 break
-            except httpx.TransportError as error:
+            except urllib3.exceptions.HTTPError as error:
                 if time.monotonic() + pause > deadline:
                     raise ServerLostError(
                         f"The verifier at {self.url} does not answer ({type(error).__name__}). "
@@ -153,15 +157,15 @@ class Heartbeat:
                 continue  # The next real message says what is wrong, to someone who can act.
 
 
-def _read(response: httpx.Response, model: type[AnswerModel]) -> AnswerModel:
+def _read(response: urllib3.BaseHTTPResponse, model: type[AnswerModel]) -> AnswerModel:
     try:
-        if response.is_success:
-            return model.model_validate_json(response.content)
-        refused = wire.ErrorAnswer.model_validate_json(response.content)
+        if response.status == HTTPStatus.OK:
+            return model.model_validate_json(response.data)
+        refused = wire.ErrorAnswer.model_validate_json(response.data)
         refusal = Refusal(refused.refusal)
     except (ValidationError, ValueError) as error:
         raise ServerLostError(
-            f"The verifier answered {response.status_code} with something else than its messages; "
+            f"The verifier answered {response.status} with something else than its messages; "
             "see its own output, and install the same version on both sides."
         ) from error
     if refusal in {Refusal.EPOCH, Refusal.UNKNOWN}:
@@ -169,23 +173,25 @@ def _read(response: httpx.Response, model: type[AnswerModel]) -> AnswerModel:
     raise RemoteRefusedError(refusal, refused.message)
 
 
-def check_url(url: str) -> None:
-    """Refuses what is no address of a server on this machine.
+def check_url(url: str) -> tuple[str, int]:
+    """Returns host and port of a server on this machine.
 
     Raises:
         CompactionError: `url` is not HTTP to a loopback address, or says more than that.
     """
     try:
-        parsed = httpx.URL(url)
-        is_loopback = parsed.host == "localhost" or ipaddress.ip_address(parsed.host).is_loopback
-    except (httpx.InvalidURL, ValueError):
-        parsed, is_loopback = None, False
-    if parsed is None or parsed.scheme != "http" or not is_loopback:
+        parsed = urlsplit(url)
+        host, port = parsed.hostname or "", parsed.port or _HTTP_PORT
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        parsed, host, port, is_loopback = urlsplit(""), "", 0, False
+    if parsed.scheme != "http" or not is_loopback:
         raise CompactionError(
             f"`remote` is {url!r}; expected a loopback address such as http://127.0.0.1:8123. "
             "The verifier's memory is read in place, so it runs on this machine."
         )
-    if parsed.path.strip("/") or parsed.query or parsed.fragment or parsed.userinfo:
+    if parsed.path.strip("/") or parsed.query or parsed.fragment or "@" in parsed.netloc:
         raise CompactionError(
             f"`remote` is {url!r}; expected only a host and a port, such as http://127.0.0.1:8123."
         )
+    return host, port

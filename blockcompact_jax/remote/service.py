@@ -215,13 +215,11 @@ class VerifierService:
             def work() -> None:
                 half.confirm(message.num_tokens)
                 if message.source_kind is SourceKind.CPU_COPY:
+                    copies = message.rows.cpu_destination_block
                     half.gather(
-                        [row.layer for row in message.rows],
-                        [row.source_block for row in message.rows],
-                        [
-                            row.cpu_destination_block - area.num_source_blocks
-                            for row in message.rows
-                        ],
+                        message.rows.layer,
+                        message.rows.source_block,
+                        [block - area.num_source_blocks for block in copies],
                     )
 
             await self._on_model(work)

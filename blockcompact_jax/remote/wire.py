@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blockcompact_jax import protocol
 from blockcompact_jax.ledger.handles import OperationKey
@@ -121,16 +121,30 @@ class KeyWire(_RequestWire):
         return OperationKey(**dict(self))
 
 
-class UploadRowWire(_Wire):
-    """`protocol.UploadRow`."""
+Counts = Annotated[list[Count], Field(max_length=MAX_ROWS)]
 
-    layer: Count
-    group: Count
-    logical_block: Count
-    source_block: Count
-    cpu_destination_block: Place
-    physical_block: Count
-    valid_tokens: Positive
+
+class UploadRowsWire(_Wire):
+    """`protocol.UploadRows`; the lists are equally long."""
+
+    layer: Counts
+    group: Counts
+    logical_block: Counts
+    source_block: Counts
+    cpu_destination_block: Annotated[list[Place], Field(max_length=MAX_ROWS)]
+    physical_block: Counts
+    valid_tokens: Annotated[list[Positive], Field(max_length=MAX_ROWS)]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        lengths = {name: len(column) for name, column in self}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns have {lengths} entries; expected equally many")
+        return self
+
+    def to_message(self) -> protocol.UploadRows:
+        """Returns what was meant."""
+        return protocol.UploadRows(**{name: tuple(column) for name, column in self})
 
 
 class CompactionUploadWire(_Wire):
@@ -140,7 +154,7 @@ class CompactionUploadWire(_Wire):
     selection_revision: Count
     source_kind: SourceKind
     num_tokens: Positive
-    rows: Annotated[list[UploadRowWire], Field(max_length=MAX_ROWS)]
+    rows: UploadRowsWire
 
     def to_message(self) -> protocol.CompactionUpload:
         """Returns what was meant."""
@@ -149,7 +163,7 @@ class CompactionUploadWire(_Wire):
             selection_revision=self.selection_revision,
             source_kind=self.source_kind,
             num_tokens=self.num_tokens,
-            rows=tuple(protocol.UploadRow(**vars(row)) for row in self.rows),
+            rows=self.rows.to_message(),
         )
 
 

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import jax
 import numpy as np
 import pytest
 
@@ -38,6 +39,12 @@ def bring(ledger, operation_id, num_slots, **options):
 def quiet(ledger):
     for rank in range(SHAPE.num_ranks):
         ledger.quiesce(ledger.retiring_slots(rank), rank=rank)
+
+
+def is_same(left, right):
+    """Whether two states are equal to the bit."""
+    leaves = zip(*map(jax.tree.leaves, (left, right)), strict=True)
+    return all(one.tobytes() == other.tobytes() for one, other in leaves)
 
 
 def num_free(ledger):

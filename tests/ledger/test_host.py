@@ -13,7 +13,18 @@ from blockcompact_jax.ledger import (
     OperationStage,
 )
 
-from .driving import MOVING, REQUEST, SHAPE, bring, num_free, quiet, reach_all, refusal, stage
+from .driving import (
+    MOVING,
+    REQUEST,
+    SHAPE,
+    bring,
+    is_same,
+    num_free,
+    quiet,
+    reach_all,
+    refusal,
+    stage,
+)
 
 
 def test_COM_1_bytes_go_through_every_stage(ledger):
@@ -239,7 +250,7 @@ def test_COM_3_decisions_of_the_past_are_refused(ledger):
     ):
         with refusal(ResultCode.EPOCH_STALE):
             decide()
-    assert ledger.state.slots is before.slots
+    assert is_same(ledger.state, before)
     assert ledger.counts[Disposition.IGNORED] == 5
     assert ledger.finish(REQUEST, epoch) is ResultCode.EPOCH_STALE
     assert ledger.abort(key) is ResultCode.EPOCH_STALE

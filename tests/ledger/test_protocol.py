@@ -8,6 +8,7 @@ from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.ledger import OperationKey
 from blockcompact_jax.protocol import (
+    PROTOCOL_VERSION,
     Ack,
     Capabilities,
     CompactionUpload,
@@ -16,7 +17,7 @@ from blockcompact_jax.protocol import (
     HandshakeError,
     Initialize,
     SelectionUnit,
-    UploadRow,
+    UploadRows,
     Verify,
     canonical_body,
     capabilities_of,
@@ -64,7 +65,7 @@ def test_CAP_1_equal_sides_agree_once():
 
 DIFFERENCES = {
     "method": "token",
-    "protocol_version": 2,
+    "protocol_version": PROTOCOL_VERSION + 1,
     "selection_unit": SelectionUnit.TOKEN,
     "block_tokens": 64,
     "kv_dtype": "float32",
@@ -142,21 +143,21 @@ def test_CAP_2_impossible_values_are_refused(field):
 
 def test_COM_4_equal_messages_have_equal_bodies():
     """COM-4: a retry has the same bytes, any other message has others."""
-    row = UploadRow(
-        layer=0,
-        group=0,
-        logical_block=1,
-        source_block=1,
-        cpu_destination_block=-1,
-        physical_block=9,
-        valid_tokens=32,
+    rows = UploadRows(
+        layer=(0,),
+        group=(0,),
+        logical_block=(1,),
+        source_block=(1,),
+        cpu_destination_block=(-1,),
+        physical_block=(9,),
+        valid_tokens=(32,),
     )
     upload = CompactionUpload(
         key=KEY,
         selection_revision=1,
         source_kind=SourceKind.SOURCE_ONLY,
         num_tokens=64,
-        rows=(row,),
+        rows=rows,
     )
     verify = Verify(
         process_epoch=1,
@@ -167,11 +168,11 @@ def test_COM_4_equal_messages_have_equal_bodies():
         token_ids=(1, 2),
         is_scoring=True,
     )
-    moved = dataclasses.replace(row, physical_block=8)
+    moved = dataclasses.replace(rows, physical_block=(8,))
     messages = [
         upload,
-        dataclasses.replace(upload, rows=(moved,)),
-        dataclasses.replace(upload, rows=()),
+        dataclasses.replace(upload, rows=moved),
+        dataclasses.replace(upload, rows=UploadRows()),
         verify,
         dataclasses.replace(verify, token_ids=(12,)),
         Ack(key=KEY),

@@ -1,4 +1,4 @@
-"""Golden transcripts: one per reported race, by numpy, the compiled call and the second ledger.
+"""Golden transcripts: one per reported race, by numpy, jit, the module and the second ledger.
 
 Each file holds the events, the code and value of every one, and what is left at the end, in words.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from blockcompact_jax.errors import ResultCode
+from blockcompact_jax.kernels.ledger import NativeCell
 from blockcompact_jax.ledger import apply_event, apply_events, empty_state, make_event
 from blockcompact_jax.ledger.invariants import find_bad_steps, find_violations
 from blockcompact_jax.ledger.kinds import (
@@ -86,6 +87,15 @@ def test_the_compiled_call_replays_a_transcript(path):
     answers = np.stack([outcome.code, outcome.value], axis=-1)[: len(rows), 0]
     assert [tuple(answer) for answer in answers.tolist()] == expected_answers(transcript)
     check_end(state, transcript["end"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_compiled_module_replays_a_transcript(path):
+    """The same, by the tables of the generated header."""
+    transcript, shape, rows = read(path)
+    cell = NativeCell(shape, process_epoch=1)
+    assert cell.apply(rows) == expected_answers(transcript)
+    check_end(cell.state, transcript["end"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -123,9 +123,6 @@ def test_UPL_7_copies_go_into_the_area_and_nowhere_else(http):
 
 def copying(names, destinations):
     message = upload(names, num_tokens=70)
-    row = message["rows"][0]
-    rows = [
-        {**row, "layer": layer, "cpu_destination_block": destination}
-        for layer, destination in enumerate(destinations)
-    ]
+    rows = {name: column * len(destinations) for name, column in message["rows"].items()}
+    rows |= {"layer": list(range(len(destinations))), "cpu_destination_block": destinations}
     return {**message, "source_kind": "cpu_copy", "rows": rows}

@@ -61,21 +61,21 @@ def verify(names, *, operation_id=1, first=70, tokens=(1, 2, 3, 4)):
 
 def upload(names, *, operation_id=2, num_tokens=72, source_block=1, layer=0):
     key = {**names, "operation_id": operation_id, "pool_generation": 0, "map_revision": 0}
-    row = {
-        "layer": layer,
-        "group": 0,
-        "logical_block": source_block,
-        "source_block": source_block,
-        "cpu_destination_block": -1,
-        "physical_block": 5,
-        "valid_tokens": 32,
+    rows = {
+        "layer": [layer],
+        "group": [0],
+        "logical_block": [source_block],
+        "source_block": [source_block],
+        "cpu_destination_block": [-1],
+        "physical_block": [5],
+        "valid_tokens": [32],
     }
     return {
         "key": key,
         "selection_revision": 1,
         "source_kind": "source_only",
         "num_tokens": num_tokens,
-        "rows": [row],
+        "rows": rows,
     }
 
 

@@ -9,7 +9,12 @@ from blockcompact_jax.kernels import Layout
 from blockcompact_jax.kernels.pools import PoolClosedError
 from blockcompact_jax.ledger.invariants import find_violations
 from blockcompact_jax.remote.client import RemoteClient
-from blockcompact_jax.remote.errors import Refusal, RemoteRefusedError, ServerLostError
+from blockcompact_jax.remote.errors import (
+    Refusal,
+    RemoteRefusedError,
+    SegmentError,
+    ServerLostError,
+)
 from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.remote import RemoteSession
@@ -157,6 +162,89 @@ def test_CAP_4_a_server_that_dies_again_during_the_recovery_is_replaced_again(co
     finally:
         for server in servers:
             server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_COM_8_a_server_that_dies_before_its_memory_is_opened_is_replaced(num_ranks, context):
+    """COM-8, CAP-4: kill -9 between the answer to a prefill and the opening of its segment."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+    client = client_of(servers[0])
+    call = client.call
+
+    def call_then_die(path, *arguments, **options):
+        answer = call(path, *arguments, **options)
+        if path == "prefill" and len(servers) == 1:
+            servers[0].kill()
+            servers.append(start("llama", port=port))
+        return answer
+
+    client.call = call_then_die
+    try:
+        with RemoteSession(**sides(model), client=client, num_ranks=num_ranks) as session:
+            found = decode(session, context)
+            assert session.num_recoveries == 1
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found == expected  # Nothing had been decoded, so not even a rounding differs.
+        assert servers[1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_COM_8_a_server_that_dies_before_a_rank_opens_its_memory_is_replaced(context):
+    """COM-8, CAP-4: this process has the segment open; the rank processes come too late."""
+    model = tiny_model("llama")
+    expected = local(model, context)
+    servers = [start("llama")]
+    port = int(servers[0].url.rsplit(":", 1)[1])
+    try:
+        with RemoteSession(**sides(model), client=client_of(servers[0]), num_ranks=2) as session:
+            open_source = session.ranks.open_source
+
+            def die_then_open(*arguments, **options):
+                if len(servers) == 1:
+                    servers[0].kill()
+                    servers.append(start("llama", port=port))
+                open_source(*arguments, **options)
+
+            session.ranks.open_source = die_then_open
+            found = decode(session, context)
+            assert session.num_recoveries == 1
+            assert session.ranks.group.num_replaced == 0
+            assert not any_violation(session.verifier.transfers.ledger.state)
+        assert found == expected
+        assert servers[1].segments() == []
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_memory_that_cannot_be_opened_though_its_server_lives_is_one_clear_line(context):
+    """Another container or user: no recovery helps, and none is tried."""
+    model = tiny_model("llama")
+    with serving("llama") as server:
+        client = client_of(server)
+        call = client.call
+
+        def call_elsewhere(path, *arguments, **options):
+            answer = call(path, *arguments, **options)
+            if path != "prefill":
+                return answer
+            segment = answer.segment.model_copy(update={"fd": 99_999})
+            return answer.model_copy(update={"segment": segment})
+
+        client.call = call_elsewhere
+        with RemoteSession(**sides(model), client=client) as session:
+            with pytest.raises(SegmentError, match="cannot be opened"):
+                session.prefill(context)
+            assert session.num_recoveries == 0
+        assert server.segments() == []
 
 
 @pytest.mark.slow

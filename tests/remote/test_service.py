@@ -13,6 +13,7 @@ from blockcompact_jax.protocol import (
     CompactionUpload,
     Finish,
     Prefill,
+    UploadRows,
     capabilities_of,
 )
 from blockcompact_jax.remote.errors import RemoteRefusedError
@@ -68,7 +69,7 @@ def upload_of(operation_id):
         selection_revision=1,
         source_kind=SourceKind.SOURCE_ONLY,
         num_tokens=64,
-        rows=(),
+        rows=UploadRows(),
     )
 
 

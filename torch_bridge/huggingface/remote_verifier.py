@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.kernels import RegisteredPool
+from blockcompact_jax.ledger_transfers import LedgerTransfers
 from blockcompact_jax.protocol import Capabilities
+from blockcompact_jax.ranks.group import RankRefusedError
 from blockcompact_jax.remote import wire
 from blockcompact_jax.remote.client import Heartbeat
-from blockcompact_jax.remote.errors import ServerLostError
+from blockcompact_jax.remote.errors import SegmentError, ServerLostError
+from blockcompact_jax.remote.producer import RemoteProducer
 from blockcompact_jax.remote.segment import OpenedSegment
-from blockcompact_jax.remote.transfers import LedgerTransfers
 from blockcompact_jax.transfer import Pools, Rows, move_rows
 from torch_bridge.full import PACKED_REGION
 from torch_bridge.huggingface.identity import capabilities
@@ -67,7 +71,10 @@ class RemoteVerifier:
         self._check_area()
         if self._transfers is None:
             self._transfers = LedgerTransfers(
-                self._request_id, process_epoch, self._send, num_ranks=session.num_ranks
+                self._request_id,
+                process_epoch=process_epoch,
+                num_ranks=session.num_ranks,
+                producer=RemoteProducer(self._send),
             )
         else:
             self._transfers.restart(process_epoch)
@@ -84,32 +91,43 @@ class RemoteVerifier:
             num_copy_blocks=session.num_copy_blocks,
         )
         answer = self._client.call("prefill", message, wire.PrefillAnswer)
-        segment = OpenedSegment(answer.segment.to_handle())
-        memory = SharedMemory(segment)
-        try:
+        with self._opening_memory(), closing(OpenedSegment(answer.segment.to_handle())) as segment:
+            memory = SharedMemory(segment)
             full = sizes.full_kv(memory)
             blocks = sizes.block_attention(session.cache, memory)
             self._windows = sizes.windows(memory)
             self._logits = sizes.logits(memory)
             copies = sizes.copies(session.num_copy_blocks, memory)
-        finally:
-            segment.close()
         full.mark_packed(len(token_ids))
         session.full.close()
         session.full = session.cache.full = full
         session.blocks = blocks
         self._open_copies(copies)
         if session.ranks is not None:
-            session.ranks.open_source(
-                self.source_pool,
-                answer.segment,
-                region=COPIES_REGION if session.is_copying else PACKED_REGION,
-            )
+            region = COPIES_REGION if session.is_copying else PACKED_REGION
+            with self._opening_memory():
+                session.ranks.open_source(self.source_pool, answer.segment, region=region)
         self.attach()
         session.cache.adopt(self._windows, len(token_ids))
         self._stop_heartbeat()
         self._heartbeat = Heartbeat(self._client, wire.FinishWire(**self._names))
         return self._logits[0].clone()
+
+    @contextmanager
+    def _opening_memory(self) -> Generator[None]:
+        """Tells memory that is gone with its server from memory that cannot be opened at all.
+
+        Raises:
+            ServerLostError: the server, or the request on it, is gone.
+            SegmentError: both are there, and this process cannot open the memory all the same.
+            RankRefusedError: both are there, and a rank cannot.
+        """
+        try:
+            yield
+        except (SegmentError, RankRefusedError):
+            message = wire.FinishWire(**self._names)
+            self._client.call("heartbeat", message, wire.DoneAnswer, is_patient=False)
+            raise
 
     @property
     def source_pool(self) -> RegisteredPool:

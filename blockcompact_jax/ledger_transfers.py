@@ -1,41 +1,47 @@
-"""One request's uploads, each an operation of the commit ledger and of the server's leases."""
+"""What surrounds a transfer of one request: the steps of the commit ledger, and who holds sources.
+
+A session in one process and one whose sources are another's go through the same steps (COM-5).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
-from blockcompact_jax.errors import CompactionError
-from blockcompact_jax.ids import HOLE
+from blockcompact_jax.kernels.ledger import NativeCell
 from blockcompact_jax.ledger import CommitLedger, Condition, LedgerShape
 from blockcompact_jax.ledger.handles import HeldSlot, OperationKey
-from blockcompact_jax.protocol import CompactionUpload, UploadRow, canonical_body
+from blockcompact_jax.transfer import ROW_COLUMNS
 from blockcompact_jax.upload import UploadPlan
-
-from . import wire
-
-_COLUMNS = (
-    "layer",
-    "group",
-    "logical_block",
-    "source_block",
-    "cpu_destination_block",
-    "physical_block",
-    "valid_tokens",
-)
 
 _ON_LANDING = (Condition.READERS_DONE, Condition.LANDED)
 """What a rank's word says; nothing drafts during a transfer, so no reader runs."""
 _ON_TABLES = (Condition.TABLES_WRITTEN, Condition.COMPLETED)
 
-Send = Callable[[str, wire.AckWire | wire.AbortWire | wire.CompactionUploadWire], None]
-"""Sends a message by name, and returns when it was answered."""
+
+class Producer(Protocol):
+    """Whoever holds the sources of transfers."""
+
+    def hold(
+        self, key: OperationKey, upload: UploadPlan, *, num_tokens: int, selection_revision: int
+    ) -> None:
+        """Keeps the sources of an upload as they are until its ACK or abort."""
+        ...
+
+    def acknowledge(self, key: OperationKey) -> None:
+        """Hears that an operation was committed; its sources may go."""
+        ...
+
+    def abort(self, key: OperationKey, *, reason: str) -> None:
+        """Hears that an operation ends without a commit, if it still hears anything."""
+        ...
 
 
 class LedgerTransfers:
-    """What surrounds a transfer: stage, lease, issue; then completion, commit and, later, the ACK.
+    """What surrounds a transfer: stage, lease, issue; then completion, commit and ACK.
 
     A slot of this ledger is all that one selection brings: the blocks of a selection live and die
     together, so one event an operation says the same as one a block.
@@ -46,18 +52,32 @@ class LedgerTransfers:
     """
 
     def __init__(
-        self, request_id: str, process_epoch: int, send: Send, *, num_ranks: int = 1
+        self,
+        request_id: str,
+        *,
+        process_epoch: int = 1,
+        num_ranks: int = 1,
+        producer: Producer | None = None,
     ) -> None:
+        """Admits the request.
+
+        Args:
+            request_id: Its whole ID.
+            process_epoch: The producer's epoch.
+            num_ranks: Ranks that say `landed` of every transfer.
+            producer: Whoever holds the sources, and is to be told; None in this very process,
+                where a commit is acknowledged at once.
+        """
         shape = LedgerShape(max_requests=1, max_operations=4, max_slots=2, num_ranks=num_ranks)
-        self.ledger = CommitLedger(shape, process_epoch=process_epoch)
+        self.ledger = CommitLedger(shape, process_epoch=process_epoch, new_cell=NativeCell)
         self._ranks = range(num_ranks)
         self._open: OperationKey | None = None
         self._awaited: tuple[Condition, ...] = ()
         self.request_epoch = self.ledger.admit(request_id)
         self._request_id = request_id
-        self._send = send
+        self._producer = producer
         self._unacknowledged: OperationKey | None = None
-        self._replaced: list[HeldSlot] = []
+        self._replaced: Sequence[HeldSlot] = ()
         self._next_operation_id = 0
 
     def new_operation_id(self) -> int:
@@ -66,7 +86,7 @@ class LedgerTransfers:
         return self._next_operation_id - 1
 
     def restart(self, process_epoch: int) -> None:
-        """Forgets what a server that is gone knew: nothing is resident, the request is new."""
+        """Forgets what a producer that is gone knew: nothing is resident, the request is new."""
         if process_epoch == self.ledger.process_epoch:  # Only the request was lost.
             self.ledger.finish(self._request_id, self.request_epoch)
         else:
@@ -74,7 +94,7 @@ class LedgerTransfers:
         self._quiesce()
         self.request_epoch = self.ledger.admit(self._request_id)
         self._unacknowledged = None
-        self._replaced = []
+        self._replaced = ()
         self._next_operation_id = 0
 
     @property
@@ -98,29 +118,30 @@ class LedgerTransfers:
 
     @contextmanager
     def transaction(self, upload: UploadPlan, num_tokens: int) -> Generator[None]:
-        """Surrounds one transfer; see `runtime.Transaction`. Within it every rank says `landed`.
+        """Surrounds one transfer; see `transfer.Transaction`. Within it every rank says `landed`.
 
         Raises:
-            RemoteRefusedError: The server refused the upload.
-            ServerLostError: The server is gone.
             LedgerError: The ledger refused a step.
+            CompactionError: Whatever the producer raises; nothing is staged any more then.
         """
         ledger = self.ledger
         self.acknowledge()
-        message = self._message(upload, num_tokens)
-        key, num_slots = message.key, min(len(message.rows), 1)
+        num_slots = min(int(upload.num_rows), 1)
         earlier = ledger.resident_slots(self._request_id)
-        ledger.stage(
+        revisions = ledger.revisions(self._request_id)
+        key = ledger.stage(
             self._request_id,
-            ledger.revisions(self._request_id),
-            key.operation_id,
-            body=canonical_body(message),
+            revisions,
+            self.new_operation_id(),
+            body=_body(upload, num_tokens),
             num_slots=num_slots,
-        )
+        ).key
         try:
             if num_slots:
                 ledger.reserve(key, num_slots=num_slots)
-            self._send("compaction_upload", _upload_wire(message))
+            if self._producer is not None:
+                revision = revisions.selection_revision + 1
+                self._producer.hold(key, upload, num_tokens=num_tokens, selection_revision=revision)
             ledger.issue(key)
             self._open, self._awaited = key, _ON_LANDING if num_slots else (Condition.COMPLETED,)
             yield
@@ -134,70 +155,41 @@ class LedgerTransfers:
         finally:
             self._open = None
         self._unacknowledged = key
-        self._replaced = earlier if num_slots else []
+        self._replaced = earlier if num_slots else ()
+        if self._producer is None:
+            self.acknowledge()
 
     def acknowledge(self) -> None:
-        """Sends the ACK of the newest commit, if it is still to be sent (COM-1).
+        """Closes the newest commit and tells the producer, if that is still to be done (COM-1).
 
         Raises:
-            ServerLostError: The server is gone; the commit stands.
+            CompactionError: The producer does not hear it; the commit stands.
         """
         key = self._unacknowledged
         if key is None:
             return
-        self._send("ack", wire.AckWire(key=_key_wire(key)))
+        if self._producer is not None:
+            self._producer.acknowledge(key)
         self.ledger.acknowledge(key)
         self._unacknowledged = None
         # What the newest selection kept of an earlier one is its own from now on.
         self.ledger.evict(self._request_id, self.request_epoch, self._replaced)
-        self._replaced = []
+        self._replaced = ()
         self._quiesce()
-
-    def _message(self, upload: UploadPlan, num_tokens: int) -> CompactionUpload:
-        revisions = self.ledger.revisions(self._request_id)
-        is_used = np.asarray(upload.physical_block) != HOLE
-        columns = [np.asarray(getattr(upload, name))[is_used].tolist() for name in _COLUMNS]
-        rows = tuple(
-            UploadRow(**dict(zip(_COLUMNS, values, strict=True)))
-            for values in zip(*columns, strict=True)
-        )
-        return CompactionUpload(
-            key=OperationKey(
-                process_epoch=self.ledger.process_epoch,
-                request_id=self._request_id,
-                request_epoch=self.request_epoch,
-                operation_id=self.new_operation_id(),
-                pool_generation=revisions.pool_generation,
-                map_revision=revisions.map_revision,
-            ),
-            selection_revision=revisions.selection_revision + 1,
-            source_kind=upload.source_kind,
-            num_tokens=num_tokens,
-            rows=rows,
-        )
 
     def _abort(self, key: OperationKey, *, reason: str) -> None:
         """Returns all that an operation holds. Every rank has answered or is dead: quiet."""
         self.ledger.abort(key, reason=reason)
         self._quiesce()
-        with suppress(CompactionError):  # A server that is gone holds nothing any more.
-            self._send("abort", wire.AbortWire(key=_key_wire(key), reason=reason))
+        if self._producer is not None:
+            self._producer.abort(key, reason=reason)
 
     def _quiesce(self) -> None:
         for rank in self._ranks:
             self.ledger.quiesce(self.ledger.retiring_slots(rank), rank=rank)
 
 
-def _key_wire(key: OperationKey) -> wire.KeyWire:
-    return wire.KeyWire(**vars(key))
-
-
-def _upload_wire(message: CompactionUpload) -> wire.CompactionUploadWire:
-    return wire.CompactionUploadWire(
-        key=_key_wire(message.key),
-        selection_revision=message.selection_revision,
-        source_kind=message.source_kind,
-        num_tokens=message.num_tokens,
-        # Ours, and checked by whoever gets them.
-        rows=[wire.UploadRowWire.model_construct(**vars(row)) for row in message.rows],
-    )
+def _body(upload: UploadPlan, num_tokens: int) -> bytes:
+    """Returns what an upload is told from another by."""
+    columns = (np.asarray(getattr(upload, name)).tobytes() for name in ROW_COLUMNS)
+    return b"".join([int(num_tokens).to_bytes(8, "little"), *columns])
