@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float32, Int32
 
+from blockcompact_jax.course import SelectionRecord, record_selection
 from blockcompact_jax.errors import raise_for_result
 from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity, TableSupport
 from blockcompact_jax.ids import (
@@ -101,6 +102,8 @@ class CompactionRuntime:
 
     Attributes:
         metrics: everything booked so far.
+        last_booked: what the last selection booked.
+        on_selection: hears of each committed selection; None, and nothing is made for it.
         num_physical_blocks: blocks a layer of the resident pool must have.
         num_tail_blocks: of these, blocks of the always-resident tail.
         num_selections: selections committed so far.
@@ -140,6 +143,8 @@ class CompactionRuntime:
             operations=NativeOperations(),
         )
         self.metrics = _NO_COSTS
+        self.last_booked = _NO_COSTS
+        self.on_selection: Callable[[SelectionRecord], None] | None = None
         self.num_selections = 0
         self._pools: Pools | None = None
         self._transaction: Transaction | None = None
@@ -297,6 +302,18 @@ class CompactionRuntime:
                 table_entries_written=num_entries,
             ),
         )
+        if self.on_selection is not None:
+            self.on_selection(
+                record_selection(
+                    state.residency,
+                    commit.residency,
+                    plan.upload,
+                    num_tokens=num_tokens,
+                    num_candidate_blocks=num_candidates,
+                    budget_blocks=budget_blocks,
+                    booked=self.last_booked,
+                )
+            )
         return tables
 
     def _attached(self) -> Pools:
@@ -363,15 +380,14 @@ class CompactionRuntime:
         num_rows = int(plan.upload.num_rows)
         upload_bytes = num_rows * self._attached().resident.shape.block_bytes
         is_copy = plan.upload.source_kind is SourceKind.CPU_COPY
-        self.metrics = self.metrics.add(
-            replace(
-                times,
-                cpu_gather_bytes=upload_bytes if is_copy else 0,
-                cpu_destination_blocks=num_rows if is_copy else 0,
-                h2d_bytes=upload_bytes,
-                unpack_bytes=upload_bytes,
-                scatter_bytes=upload_bytes,
-                metadata_elements=num_rows * len(ROW_COLUMNS),
-                physical_blocks_released=int(commit.retirement.physical_blocks_released),
-            )
+        self.last_booked = replace(
+            times,
+            cpu_gather_bytes=upload_bytes if is_copy else 0,
+            cpu_destination_blocks=num_rows if is_copy else 0,
+            h2d_bytes=upload_bytes,
+            unpack_bytes=upload_bytes,
+            scatter_bytes=upload_bytes,
+            metadata_elements=num_rows * len(ROW_COLUMNS),
+            physical_blocks_released=int(commit.retirement.physical_blocks_released),
         )
+        self.metrics = self.metrics.add(self.last_booked)
