@@ -92,7 +92,7 @@ def build_run_page(report: dict[str, Any]) -> str:
     Raises:
         CompactionError: if the course is none.
     """
-    course, title = course_of(report), f"{report['model']}: one run"
+    course, title = course_of(report, "this run"), f"{report['model']}: one run"
     data = {
         **_frame(title),
         "sources": [{"name": name, "sha256": sha256} for name, sha256 in source_hashes().items()],

@@ -78,7 +78,7 @@ def _read_results(path: Path) -> ResultSet:
             name=path.name,
             sha256=sha256_of(path),
             runs=runs,
-            courses=[course_of(row["report"] or {}) for row in rows],
+            courses=[course_of(row["report"] or {}, path.name) for row in rows],
             origin=origin,
         )
     document = read_object(path, argument="results")
@@ -87,7 +87,7 @@ def _read_results(path: Path) -> ResultSet:
             name=path.name,
             sha256=sha256_of(path),
             runs=[report_row(document, path.name)],
-            courses=[course_of(document)],
+            courses=[course_of(document, path.name)],
         )
     tables = {name: _objects(value) for name, value in document.items() if _objects(value)}
     if not tables:
@@ -107,7 +107,7 @@ def _read_results(path: Path) -> ResultSet:
         name=path.name,
         sha256=sha256_of(path),
         runs=[report_row(sample, path.name) for sample in samples],
-        courses=[course_of(sample) for sample in samples],
+        courses=[course_of(sample, path.name) for sample in samples],
         tables=[
             ResultTable(name=name, rows=[flatten(row) for row in rows])
             for name, rows in tables.items()
@@ -149,13 +149,16 @@ def report_row(report: dict[str, Any], name: str) -> dict[str, Any]:
     return {**flat, **_cost_terms(report["metrics"]), **_budget_share(report), "file": name}
 
 
-def course_of(report: dict[str, Any]) -> dict[str, Any] | None:
+def course_of(report: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The course in a report, checked; None where none was recorded.
 
     Raises:
-        CompactionError: if it is none.
+        CompactionError: if it is none, naming the file `name` that it is from.
     """
-    return check_course(report["course"]) if "course" in report else None
+    try:
+        return check_course(report["course"]) if "course" in report else None
+    except CompactionError as error:
+        raise CompactionError(f"`results` is {name!r}, and its {error}") from error
 
 
 def _cost_terms(metrics: dict[str, Any]) -> dict[str, float | None]:

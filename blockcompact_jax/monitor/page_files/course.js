@@ -133,6 +133,33 @@ const makeCourseViews = ({ h, s, show, empty, makeTable }) => {
         s("text", { x: wide - 8, y: high - bottom + 16, "text-anchor": "end" }, `round ${last}`)));
   }
 
+  // What a selection kept and brought, in all layers together.
+  function selectionChart(course) {
+    const caption = h("figcaption", {}, h("b", {}, "blocks by selection"));
+    if (!course.selections.length) return h("figure", {}, caption, empty("No selection was recorded."));
+    const bars = course.selections.map((each) =>
+      ({ kept: sum(each.num_kept), fresh: sum(each.num_uploaded), dropped: sum(each.num_dropped), number: each.number + 1 }));
+    const [wide, high, left, bottom] = [440, 200, 52, 34];
+    const top = Math.max(...bars.map((each) => each.kept + each.fresh), 1);
+    const low = Math.max(...bars.map((each) => each.dropped), 0);
+    const py = (blocks) => 12 + ((top - blocks) / (top + low)) * (high - bottom - 12);
+    const each = (wide - left - 8) / bars.length;
+    const rect = (kind, number, from, to) => s("rect", { class: kind, x: left + number * each + each * 0.1,
+      width: each * 0.8, y: py(to), height: Math.max(py(from) - py(to), 0) });
+    const levels = [...new Set([top, 0, -low])];
+    return h("figure", { class: "map" }, caption,
+      h("div", { class: "dim" }, "in all layers; kept and uploaded above the line, dropped below"),
+      s("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "Blocks by selection" },
+        levels.flatMap((level) => [
+          s("line", { class: "axis", x1: left, x2: wide - 8, y1: py(level), y2: py(level) }),
+          s("text", { x: left - 5, y: py(level) + 4, "text-anchor": "end" }, count(Math.abs(level)))]),
+        bars.map((bar, number) => s("g", {}, s("title", {}, `Selection ${bar.number}: ${count(bar.kept)} kept, `
+          + `${count(bar.fresh)} uploaded, ${count(bar.dropped)} dropped`),
+        rect("kept", number, 0, bar.kept), rect("fresh", number, bar.kept, bar.kept + bar.fresh),
+        rect("dropped", number, -bar.dropped, 0))),
+        s("text", { x: wide - 8, y: high - 6, "text-anchor": "end" }, `selection ${bars[bars.length - 1].number}`)));
+  }
+
   // Terms stay null where nobody measured; the table says so and sorts them last.
   function decisionLog(course) {
     const caption = h("figcaption", {}, h("b", {}, "decisions"));
@@ -149,5 +176,5 @@ const makeCourseViews = ({ h, s, show, empty, makeTable }) => {
         rows: rows.map((row) => row.map((each, place) => (place === verdict ? words.get(each) : each))) }));
   }
 
-  return (course) => [acceptanceChart(course), residencyMap(course), decisionLog(course)];
+  return (course) => [acceptanceChart(course), selectionChart(course), residencyMap(course), decisionLog(course)];
 };
