@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float32, Int32
 
+from blockcompact_jax.course import SelectionRecord, record_selection
 from blockcompact_jax.errors import raise_for_result
 from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity, TableSupport
 from blockcompact_jax.ids import (
@@ -106,6 +107,8 @@ class CompactionRuntime:
 
     Attributes:
         metrics: everything booked so far.
+        last_booked: what the last selection booked.
+        on_selection: hears of each committed selection; None, and nothing is made for it.
         num_physical_blocks: blocks a layer of the resident pool must have.
         num_tail_blocks: of these, blocks of the always-resident tail.
         num_selections: selections committed so far.
@@ -148,6 +151,8 @@ class CompactionRuntime:
             geometry=geometry, policy=self._policy, first_cpu_destination=limits.max_blocks
         )
         self.metrics = _NO_COSTS
+        self.last_booked = _NO_COSTS
+        self.on_selection: Callable[[SelectionRecord], None] | None = None
         self.num_selections = 0
         self._pools: Pools | None = None
         self._transfers = LedgerTransfers("local")
@@ -296,6 +301,18 @@ class CompactionRuntime:
                 physical_blocks_released=done.num_released,
             ),
         )
+        if self.on_selection is not None:
+            self.on_selection(
+                record_selection(
+                    state.residency,
+                    done.residency,
+                    step.upload,
+                    num_tokens=num_tokens,
+                    num_candidate_blocks=num_candidates,
+                    budget_blocks=budget_blocks,
+                    booked=self.last_booked,
+                )
+            )
         return tables
 
     def _attached(self) -> Pools:
@@ -360,14 +377,13 @@ class CompactionRuntime:
         """Adds one selection to the metrics: its costs so far, and the bytes of its rows."""
         upload_bytes = num_rows * self._attached().resident.shape.block_bytes
         is_copy = self._policy.source_kind is SourceKind.CPU_COPY
-        self.metrics = self.metrics.add(
-            replace(
-                costs,
-                cpu_gather_bytes=upload_bytes if is_copy else 0,
-                cpu_destination_blocks=num_rows if is_copy else 0,
-                h2d_bytes=upload_bytes,
-                unpack_bytes=upload_bytes,
-                scatter_bytes=upload_bytes,
-                metadata_elements=num_rows * len(ROW_COLUMNS),
-            )
+        self.last_booked = replace(
+            costs,
+            cpu_gather_bytes=upload_bytes if is_copy else 0,
+            cpu_destination_blocks=num_rows if is_copy else 0,
+            h2d_bytes=upload_bytes,
+            unpack_bytes=upload_bytes,
+            scatter_bytes=upload_bytes,
+            metadata_elements=num_rows * len(ROW_COLUMNS),
         )
+        self.metrics = self.metrics.add(self.last_booked)

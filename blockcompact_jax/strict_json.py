@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from blockcompact_jax.errors import CompactionError
@@ -18,6 +19,27 @@ def parse_json(text: str) -> Any:
             message says so and names no file.
     """
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def read_object(path: Path, *, argument: str) -> dict[str, Any]:
+    """Reads a file with one JSON object.
+
+    Raises:
+        CompactionError: if it cannot be read or holds something else.
+    """
+    try:
+        document: Any = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CompactionError(
+            f"`{argument}` is {str(path)!r}, which cannot be read ({error.strerror})."
+        ) from error
+    except ValueError as error:
+        raise CompactionError(
+            f"`{argument}` is {str(path)!r}, which is no JSON ({error})."
+        ) from error
+    if not isinstance(document, dict):
+        raise CompactionError(f"`{argument}` is {str(path)!r}, which holds no JSON object.")
+    return cast(dict[str, Any], document)
 
 
 def check_finite(value: object, name: str) -> None:

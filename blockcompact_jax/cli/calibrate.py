@@ -17,10 +17,13 @@ from .run_options import (
     BlockTokensOption,
     BudgetOption,
     ContextOption,
+    DraftTokensOption,
     DtypeOption,
     JsonOption,
     LayoutOption,
+    LookupTokensOption,
     ModelOption,
+    PolicyOption,
     SeedOption,
     checked_options,
 )
@@ -34,6 +37,13 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
     dtype: DtypeOption = "float32",
     layout: LayoutOption = "amx",
     attention: AttentionOption = "blocks",
+    policy: PolicyOption = "attention",
+    draft_tokens: DraftTokensOption = 8,
+    lookup_tokens: LookupTokensOption = 7,
+    rounds: Annotated[
+        int,
+        typer.Option(min=0, help="Rounds of decoding to measure, for `run --reselect-every auto`."),
+    ] = 32,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each term.")] = 8,
     horizon: Annotated[int, typer.Option(min=0, help="Steps between two decisions.")] = 32,
     margin_us: Annotated[
@@ -47,7 +57,9 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
 ) -> None:
     """Measure the terms of the decision whether to retain, and store them with the machine.
 
-    What this engine does not measure stays unmeasured; a decision that needs it is open.
+    Also measures rounds by the age of their selection, which `run --reselect-every auto --costs`
+    decides by. What this engine does not measure stays unmeasured; a decision that needs it is
+    open.
     """
     options = checked_options(
         "blockcompact calibrate",
@@ -59,10 +71,13 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
         dtype=dtype,
         layout=layout,
         attention=attention,
+        policy=policy,
+        num_draft_tokens=draft_tokens,
+        num_lookup_tokens=lookup_tokens,
     )
     check_writable("out", out)
     require_modules("blockcompact calibrate", NEEDED_TO_RUN, extra="models")
-    document = _calibrate(options, samples, horizon, margin_us)
+    document = _calibrate(options, samples, horizon, margin_us, rounds)
     text = json.dumps(document, indent=1)
     write_output("out", out, text + "\n")
     if is_json:
@@ -72,9 +87,12 @@ def calibrate(  # noqa: PLR0917  # options, in the order --help shows them
         typer.echo(f"written to {out}")
 
 
-def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> dict[str, Any]:
+def _calibrate(
+    options: Any, samples: int, horizon: int, margin_us: float, rounds: int
+) -> dict[str, Any]:
     from blockcompact_jax.provenance import origin
     from torch_bridge.huggingface.calibrate import calibrate as measure
+    from torch_bridge.huggingface.calibrate import calibration_facts, num_positions
     from torch_bridge.huggingface.run import DTYPES
     from torch_bridge.models.load import load_model
     from torch_bridge.prompts import build_prompt
@@ -82,11 +100,12 @@ def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> di
     with make_observer() as observer:
         loaded = load_model(options.model, dtype=DTYPES[options.dtype], observer=observer)
         prompt = build_prompt(loaded.tokenizer, context_tokens=options.context_tokens)
-        num_needed = prompt.num_tokens + samples + 2
+        num_needed = num_positions(options, prompt.num_tokens, samples, rounds)
         if loaded.max_positions is not None and num_needed > loaded.max_positions:
             raise UserError(
-                f"`context` {prompt.num_tokens:,} and {samples} samples need {num_needed:,} "
-                f"positions; {loaded.name} has {loaded.max_positions:,}. Lower one of them"
+                f"`context` {prompt.num_tokens:,}, {rounds} rounds and {samples} samples need "
+                f"{num_needed:,} positions; {loaded.name} has {loaded.max_positions:,}. Lower one "
+                "of them"
             )
         found = measure(
             options,
@@ -95,14 +114,11 @@ def _calibrate(options: Any, samples: int, horizon: int, margin_us: float) -> di
             num_samples=samples,
             horizon_steps=horizon,
             margin_us=margin_us,
+            num_rounds=rounds,
             observer=observer,
         )
     return {
-        "model": options.model,
-        "dtype": options.dtype,
-        "context_tokens": prompt.num_tokens,
-        "budget": str(options.budget),
-        "block_tokens": options.block_tokens,
+        **calibration_facts(options, prompt.num_tokens),
         "seed": options.seed,
         **found.to_dict(),
         **origin(),
@@ -121,4 +137,8 @@ def _print(document: dict[str, Any]) -> None:
     says = {True: "retain", False: "do not retain", None: "open"}[decision["is_retained"]]
     missing = ", ".join(decision["unmeasured"])
     table.add_row("decision", f"{says}; unmeasured: {missing}" if missing else says)
+    prediction = document["prediction"]
+    if document["rounds"]:
+        says = f"{prediction['period_rounds']} rounds" if prediction else "open"
+        table.add_row("best period", says)
     Console(highlight=False, markup=False).print(table)

@@ -41,6 +41,33 @@ LookupTokensOption = Annotated[
     ),
 ]
 ReselectEveryOption = Annotated[int, typer.Option(min=1, help="Rounds between two selections.")]
+ReselectOrAutoOption = Annotated[
+    str,
+    typer.Option(
+        metavar="ROUNDS|auto",
+        help="Rounds between two selections, or auto: measured costs decide each round.",
+    ),
+]
+CostsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of `blockcompact calibrate` that `--reselect-every auto` starts from.",
+        show_default="measure during the run",
+    ),
+]
+CourseOption = Annotated[
+    bool,
+    typer.Option(
+        "--course", help="Record residency, rounds and decisions; --json has them as `course`."
+    ),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="HTML file to write: residency over time, decisions, costs and bytes of this run.",
+        show_default="none",
+    ),
+]
 PolicyOption = Annotated[str, typer.Option(help="Selection policy: attention, recency or random.")]
 DtypeOption = Annotated[
     str, typer.Option(help="Data type of weights and KV cache: float32 or bfloat16.")
@@ -97,6 +124,22 @@ CopyFallbackOption = Annotated[
         "instead of their being read in place; needs `serve --copy-area`.",
     ),
 ]
+
+
+def reselection_of(text: str) -> dict[str, Any]:
+    """The fields of `RunOptions` that `--reselect-every` sets; auto keeps the default period.
+
+    Raises:
+        UserError: If it is neither a number of 1 or more nor auto.
+    """
+    if text == "auto":
+        return {"is_reselecting_online": True}
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return {"reselect_every_rounds": int(text)}
+    raise UserError(
+        f"`reselect-every` is {text!r}, expected auto or a whole number of 1 or more (see "
+        "`blockcompact run --help`)"
+    )
 
 
 def checked_options(command: str, *, budget: str, **values: Any) -> Any:

@@ -12,8 +12,21 @@ from typing import Any, cast
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.monitor.checks import SCHEMA
 from blockcompact_jax.monitor.contracts import parse_contracts
-from blockcompact_jax.monitor.results import ResultSet, columns_of, read_object, read_results
-from blockcompact_jax.provenance import machine, now, package_versions, sha256_of
+from blockcompact_jax.monitor.results import (
+    ResultSet,
+    columns_of,
+    course_of,
+    read_results,
+    report_row,
+)
+from blockcompact_jax.provenance import (
+    machine,
+    now,
+    package_versions,
+    sha256_of,
+    source_hashes,
+)
+from blockcompact_jax.strict_json import read_object
 
 _MAX_EXACT = 2**53
 """JSON.parse gives float64, which holds every integer up to this one."""
@@ -55,17 +68,49 @@ def build_page(
     """
     sets = [read_results(path) for path in results]
     sources = [document, *([] if checks is None else [checks]), *results]
+    courses = [course for each in sets for course in each.courses]
     data = {
+        **_frame(title),
+        "sources": [{"name": path.name, "sha256": sha256_of(path)} for path in sources],
+        "board": _board(document, checks),
+        "runs": _table([row for each in sets for row in each.runs], _LEADING_COLUMNS),
+        "courses": {str(number): each for number, each in enumerate(courses) if each},
+        "benchmarks": [_benchmark(each) for each in sets if each.tables],
+    }
+    return _render(title, data)
+
+
+def build_run_page(report: dict[str, Any]) -> str:
+    """Builds the page of one run: the views of a run, and nothing of contracts and sweeps.
+
+    Args:
+        report: as `run --json` prints it, with its course.
+
+    Returns:
+        HTML that needs no network.
+
+    Raises:
+        CompactionError: if the course is none.
+    """
+    course, title = course_of(report, "this run"), f"{report['model']}: one run"
+    data = {
+        **_frame(title),
+        "sources": [{"name": name, "sha256": sha256} for name, sha256 in source_hashes().items()],
+        "board": None,
+        "runs": _table([report_row(report, "this run")], _LEADING_COLUMNS),
+        "courses": {} if course is None else {"0": course},
+        "benchmarks": [],
+    }
+    return _render(title, data)
+
+
+def _frame(title: str) -> dict[str, Any]:
+    return {
         "title": title,
         "created": now(),
         "machine": machine(),
         "versions": package_versions(),
-        "sources": [{"name": path.name, "sha256": sha256_of(path)} for path in sources],
-        "board": _board(document, checks),
-        "runs": _table([row for each in sets for row in each.runs], _LEADING_COLUMNS),
-        "benchmarks": [_benchmark(each) for each in sets if each.tables],
     }
-    return _render(title, data)
 
 
 def _board(document: Path, checks: Path | None) -> dict[str, Any]:
@@ -161,9 +206,11 @@ def _as_shown(value: Any) -> Any:
 
 def _render(title: str, data: dict[str, Any]) -> str:
     folder = files("blockcompact_jax.monitor") / "page_files"
-    parts = {name: (folder / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    style, course, program = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "course.js", "page.js")
+    )
     # No `<` in the data: nothing in it can end the element it stands in.
     text = json.dumps(_as_shown(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     shell = Template((folder / "page.html").read_text(encoding="utf-8"))
     name = title.replace("&", "&amp;").replace("<", "&lt;")
-    return shell.substitute(title=name, data=text, style=parts["css"], program=parts["js"])
+    return shell.substitute(title=name, data=text, style=style, program=course + program)

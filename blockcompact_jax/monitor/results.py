@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from blockcompact_jax.costs import costs_from_metrics
+from blockcompact_jax.course import check_course
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.provenance import sha256_of
-from blockcompact_jax.strict_json import parse_json
+from blockcompact_jax.strict_json import read_object
 from blockcompact_jax.sweep.store import flatten, read_rows
 
 _OPTION_NAMES = {"context": "context_tokens"}
@@ -39,6 +40,7 @@ class ResultSet:
         name: the file's name.
         sha256: its hash.
         runs: decoding runs, flat, one a row.
+        courses: the course of each of these runs, None where it was not recorded.
         tables: benchmark tables.
         origin: machine, versions and settings, flat.
     """
@@ -46,6 +48,7 @@ class ResultSet:
     name: str
     sha256: str
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    courses: list[dict[str, Any] | None] = field(default_factory=list[dict[str, Any] | None])
     tables: list[ResultTable] = field(default_factory=list[ResultTable])
     origin: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -71,11 +74,21 @@ def _read_results(path: Path) -> ResultSet:
         rows = read_rows(path)
         runs = [_sweep_row(row, path.name) for row in rows]
         origin = flatten({"machine": rows[-1]["machine"]}) if rows else {}
-        return ResultSet(name=path.name, sha256=sha256_of(path), runs=runs, origin=origin)
+        return ResultSet(
+            name=path.name,
+            sha256=sha256_of(path),
+            runs=runs,
+            courses=[course_of(row["report"] or {}, path.name) for row in rows],
+            origin=origin,
+        )
     document = read_object(path, argument="results")
     if is_report(document):
-        runs = [_report_row(document, path.name)]
-        return ResultSet(name=path.name, sha256=sha256_of(path), runs=runs)
+        return ResultSet(
+            name=path.name,
+            sha256=sha256_of(path),
+            runs=[report_row(document, path.name)],
+            courses=[course_of(document, path.name)],
+        )
     tables = {name: _objects(value) for name, value in document.items() if _objects(value)}
     if not tables:
         raise CompactionError(
@@ -93,34 +106,14 @@ def _read_results(path: Path) -> ResultSet:
     return ResultSet(
         name=path.name,
         sha256=sha256_of(path),
-        runs=[_report_row(sample, path.name) for sample in samples],
+        runs=[report_row(sample, path.name) for sample in samples],
+        courses=[course_of(sample, path.name) for sample in samples],
         tables=[
             ResultTable(name=name, rows=[flatten(row) for row in rows])
             for name, rows in tables.items()
         ],
         origin=flatten(facts),
     )
-
-
-def read_object(path: Path, *, argument: str) -> dict[str, Any]:
-    """Reads a file with one JSON object.
-
-    Raises:
-        CompactionError: if it cannot be read or holds something else.
-    """
-    try:
-        document: Any = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CompactionError(
-            f"`{argument}` is {str(path)!r}, which cannot be read ({error.strerror})."
-        ) from error
-    except ValueError as error:
-        raise CompactionError(
-            f"`{argument}` is {str(path)!r}, which is no JSON ({error})."
-        ) from error
-    if not isinstance(document, dict):
-        raise CompactionError(f"`{argument}` is {str(path)!r}, which holds no JSON object.")
-    return cast(dict[str, Any], document)
 
 
 def is_report(document: dict[str, Any]) -> bool:
@@ -138,7 +131,7 @@ def _sweep_row(row: dict[str, Any], name: str) -> dict[str, Any]:
     configuration = {_OPTION_NAMES.get(key, key): value for key, value in options.items()}
     measured: dict[str, Any] = {"file": name}
     if row["report"]:
-        measured = _report_row(row["report"], name)
+        measured = report_row(row["report"], name)
     return {
         **configuration,
         **measured,
@@ -150,9 +143,22 @@ def _sweep_row(row: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _report_row(report: dict[str, Any], name: str) -> dict[str, Any]:
-    flat = flatten({key: value for key, value in report.items() if key != "text"})
+def report_row(report: dict[str, Any], name: str) -> dict[str, Any]:
+    """A run's report as a flat row; `name` is the file that it is from."""
+    flat = flatten({key: value for key, value in report.items() if key not in ("text", "course")})
     return {**flat, **_cost_terms(report["metrics"]), **_budget_share(report), "file": name}
+
+
+def course_of(report: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The course in a report, checked; None where none was recorded.
+
+    Raises:
+        CompactionError: if it is none, naming the file `name` that it is from.
+    """
+    try:
+        return check_course(report["course"]) if "course" in report else None
+    except CompactionError as error:
+        raise CompactionError(f"`results` is {name!r}, and its {error}") from error
 
 
 def _cost_terms(metrics: dict[str, Any]) -> dict[str, float | None]:

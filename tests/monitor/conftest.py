@@ -1,6 +1,7 @@
 """A small project of its own: a document of contracts, tests that name them, and their run."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -51,6 +52,43 @@ class TestGroup:
 def test_without_a_number():
     '''See test_ABC12_x and ABC-45x.'''
 """
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs the [dev] extra: playwright"
+    )
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium is installed: not run")
+    with playwright.sync_playwright() as driver:
+        # Without its sandbox Chromium also starts as root, as in a container; the page is ours.
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_html(browser, tmp_path):
+    """Opens a page; every message of the console and every request is recorded."""
+    contexts = []
+
+    def opened(text, *, width=1200, scheme="light"):
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture

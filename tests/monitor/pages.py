@@ -1,7 +1,14 @@
 """Result files and checks to build a page from."""
 
 import json
+from dataclasses import fields
 
+import numpy as np
+
+from blockcompact_jax.costs import RetainBenefits, RetainCosts, assumed, decide_retention, measured
+from blockcompact_jax.course import RoundRecord, RunCourse, SelectionRecord
+from blockcompact_jax.metrics import CompactionMetrics
+from blockcompact_jax.reselection import Basis, RoundDecision
 from blockcompact_jax.sweep.grid import expand
 from blockcompact_jax.sweep.store import ResultFile
 from blockcompact_jax.sweep.sweep import run_sweep
@@ -44,11 +51,72 @@ class FixedEngine:
                 "metadata_us": None,
             },
             "memory_bytes": {"weights": 7},
+            **({"course": make_course().to_dict()} if configuration.get("course") else {}),
         }
 
 
-def write_sweep(path, *, budgets=(1, 5), seeds=(0,)):
+def make_course():
+    """Two layers, three selections of 10 candidate blocks and more, six rounds of three kinds."""
+    course = RunCourse(layers=(0, 3), block_tokens=10)
+    residents = [({0, 1, 2}, {0, 5, 6}), ({0, 1, 7}, {0, 5, 6}), ({0, 1, 11}, {0, 5, 10})]
+    before = [set(), set()]
+    bases = [Basis.UNMEASURED, Basis.DECIDED, Basis.MEASURING]
+    for number, (now, basis) in enumerate(zip(residents, bases, strict=True)):
+        num_candidates = 10 + number
+        course.add_selection(
+            SelectionRecord(
+                num_tokens=10 * num_candidates + 15,
+                budget_blocks=3,
+                resident_blocks=np.array(
+                    [[b in row for b in range(num_candidates)] for row in now]
+                ),
+                num_uploaded=np.array([len(a - b) for a, b in zip(now, before, strict=True)]),
+                num_kept=np.array([len(a & b) for a, b in zip(now, before, strict=True)]),
+                num_dropped=np.array([len(b - a) for a, b in zip(now, before, strict=True)]),
+                booked=CompactionMetrics(physical_blocks_released=number),
+            )
+        )
+        before = now
+        for age in range(2):
+            is_open = basis is Basis.UNMEASURED
+            costs = {each.name: measured(3.0) for each in fields(RetainCosts)}
+            benefits = RetainBenefits(
+                attention_before=measured(20.0 + age),
+                attention_after=measured(10.0),
+                avoided_stall=assumed(0.0),
+                output_penalty=measured(-5.0 if age else 5.0),
+            )
+            course.add_round(
+                RoundRecord(
+                    num_drafted=8,
+                    num_accepted=4 * age + number,
+                    num_gained=4 * age + number + 1,
+                    round_us=1000.0 + number,
+                    decision=RoundDecision(
+                        age_rounds=age,
+                        is_reselecting=age == 1,
+                        basis=basis,
+                        retention=decide_retention(
+                            RetainCosts(**costs),
+                            RetainBenefits() if is_open else benefits,
+                            horizon_steps=age + 1,
+                            margin_us=1.0,
+                        ),
+                    ),
+                )
+            )
+    return course
+
+
+def make_report():
+    """A report of one run with its course."""
+    configuration = {"model": "<m>", "policy": "attention", "budget": 5, "seed": 0, "course": True}
+    return FixedEngine().run(configuration)
+
+
+def write_sweep(path, *, budgets=(1, 5), seeds=(0,), has_course=False):
     grid = {
+        **({"course": [True]} if has_course else {}),
         "model": ["m"],
         "policy": ["attention"],
         "budget": list(budgets),

@@ -1,35 +1,17 @@
 """The page in a real Chromium: what it shows, sorts, filters and compares."""
 
-import shutil
-
 import pytest
 
 from blockcompact_jax.monitor.page import build_page
 
 from .pages import write_benchmark, write_checks, write_document, write_sweep
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs the [dev] extra: playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: not run"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        # Without its sandbox Chromium also starts as root, as in a container; the page is ours.
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture
-def open_page(browser, tmp_path):
-    """Builds a page and opens it; every message of the console and every request is recorded."""
-    contexts = []
+def open_page(open_html, tmp_path):
+    """Builds a page of everything and opens it."""
 
     def opened(*, width=1200, scheme="light", **sweep):
         text = build_page(
@@ -40,20 +22,9 @@ def open_page(browser, tmp_path):
                 write_benchmark(tmp_path / "b.json"),
             ],
         )
-        (tmp_path / "page.html").write_text(text, encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto((tmp_path / "page.html").as_uri())
-        return page
+        return open_html(text, width=width, scheme=scheme)
 
-    yield opened
-    for context in contexts:
-        context.close()
+    return opened
 
 
 def cells(page, section, column):

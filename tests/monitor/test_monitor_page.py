@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from blockcompact_jax.errors import CompactionError
-from blockcompact_jax.monitor.page import build_page
+from blockcompact_jax.monitor.page import build_page, build_run_page
 from blockcompact_jax.monitor.results import read_results
 from blockcompact_jax.monitor.serve import serve_page
 
-from .pages import write_benchmark, write_checks, write_document, write_sweep
+from .pages import make_report, write_benchmark, write_checks, write_document, write_sweep
 
 STORED_RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
 
@@ -232,3 +232,24 @@ def test_the_server_makes_the_page_anew_and_answers_only_loopback_names():
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_course_that_is_none_is_refused_and_names_the_file(document, tmp_path):
+    report = make_report()
+    report["course"]["selections"][1]["resident"].pop()
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(report))
+    with pytest.raises(CompactionError, match=r"'run.json', and its `course` has 1 rows of"):
+        build_page(document=document, checks=None, results=[path])
+    with pytest.raises(CompactionError, match="1 rows of `resident`"):
+        build_run_page(report)
+
+
+def test_the_page_of_a_run_has_its_row_and_its_course():
+    page = build_run_page(make_report())
+    (row,) = rows_of(page)
+    assert (row["model"], row["acceptance_rate"], row["file"]) == ("<m>", 0.5, "this run")
+    assert not [name for name in row if name.startswith("course")]
+    assert data_of(page)["courses"]["0"]["layers"] == [0, 3]
+    assert data_of(page)["board"] is None
+    assert "<m>" not in page.partition("<body>")[0]

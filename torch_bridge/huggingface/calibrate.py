@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,9 +22,17 @@ from blockcompact_jax.costs import (
 )
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.metrics import CompactionMetrics
+from blockcompact_jax.reselection import (
+    OnlineReselection,
+    PeriodPrediction,
+    Reselection,
+    RoundSample,
+)
 from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
+from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
+from torch_bridge.huggingface.speculate import decode_speculative, warm_up
 from torch_bridge.models.load import LoadedModel
 
 _TIMES = ("plan_us", "table_us", "metadata_us", "wait_us", "allocator_us", "move_us")
@@ -39,12 +48,17 @@ class Calibration:
             (after). Both hold the same products over the weights, which cancel. Stalls for
             capacity and the cost of rejected tokens stay unmeasured here.
         decision: the decision of these terms, with every one of them.
+        rounds: rounds of drafting and verification by the age of their selection.
+        prediction: the best period by these rounds and the selections between them; None where no
+            rounds were asked for.
         samples: every sample of each measured term, in microseconds.
     """
 
     costs: RetainCosts
     benefits: RetainBenefits
     decision: RetainDecision
+    rounds: tuple[RoundSample, ...]
+    prediction: PeriodPrediction | None
     samples: dict[str, list[float]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,25 +74,27 @@ def calibrate(
     num_samples: int,
     horizon_steps: int,
     margin_us: float = 0.0,
+    num_rounds: int = 0,
     observer: RunObserver | None = None,
 ) -> Calibration:
-    """Measures retentions and steps, one of each a sample, in turns.
+    """Measures rounds, then retentions and steps, one of each a sample, in turns.
 
     Args:
-        options: block size, budget, layout and attention to calibrate for.
+        options: block size, budget, layout, attention and drafting to calibrate for.
         loaded: the model of `options`, in their dtype.
         context: tokens to prefill; the newest ones are repeated to decode along.
         num_samples: samples of each term, at least 1.
         horizon_steps: steps between two decisions.
         margin_us: what a benefit must exceed the cost by.
+        num_rounds: rounds of decoding to measure, in cycles of the longest period.
         observer: hears of stages and progress.
     """
     watcher = observer or NullObserver()
     limits = SessionLimits(
-        max_tokens=len(context) + num_samples + 2,
-        num_draft_tokens=1,
-        num_lookup_tokens=0,
-        reselect_every_rounds=1,
+        max_tokens=num_positions(options, len(context), num_samples, num_rounds),
+        num_draft_tokens=options.num_draft_tokens,
+        num_lookup_tokens=options.num_lookup_tokens,
+        reselect_every_rounds=OnlineReselection.max_period_rounds,
         block_tokens=options.block_tokens,
         budget=options.budget,
     )
@@ -90,11 +106,14 @@ def calibrate(
         score_source=score_source(options.policy, seed=options.seed),
         layout=Layout[options.layout.upper()],
         attention=options.attention,
+        has_course=True,
     ) as session:
         watcher.on_stage("compiling the planning step", None)
         session.warm_up()
         watcher.on_stage(f"prefilling {len(context):,} tokens", None)
-        session.prefill(context)
+        logits = session.prefill(context)
+        if num_rounds:
+            _run_rounds(session, context, logits, num_rounds, watcher)
         watcher.on_stage("measuring retentions and steps", num_samples)
         for number in range(num_samples + 1):
             token = [context[number % len(context)]]
@@ -104,19 +123,79 @@ def calibrate(
             # The same token again, scored: what is timed above records no mass, as a draft does.
             session.verify(token, is_scored=True)
             session.confirm(1)
-            earlier = session.runtime.metrics
             session.reselect()
             if number:  # the first of each pays for caches and compilation
                 steps["attention_before"].append(before)
                 steps["attention_after"].append(after)
-                booked.append(_since(earlier, session.runtime.metrics))
+                booked.append(session.runtime.last_booked)
             watcher.on_progress(number)
-    return _calibration(booked, steps, horizon_steps=horizon_steps, margin_us=margin_us)
+    return _calibration(
+        booked,
+        steps,
+        session.reselection,
+        horizon_steps=horizon_steps,
+        margin_us=margin_us,
+    )
+
+
+def num_positions(
+    options: RunOptions, num_context_tokens: int, num_samples: int, num_rounds: int
+) -> int:
+    """Positions that a calibration needs at most."""
+    num_decoded = num_rounds * (options.num_draft_tokens + 1) + options.num_draft_tokens
+    return num_context_tokens + num_samples + 2 + num_decoded
+
+
+def calibration_facts(options: RunOptions, num_context_tokens: int) -> dict[str, Any]:
+    """What a calibration holds for, by the names of `blockcompact_jax.calibration.FACTS`."""
+    return {
+        "model": options.model,
+        "dtype": options.dtype,
+        "context_tokens": num_context_tokens,
+        "budget": str(options.budget),
+        "block_tokens": options.block_tokens,
+        "layout": options.layout,
+        "attention": options.attention,
+        "policy": options.policy,
+        "draft_tokens": options.num_draft_tokens,
+        "lookup_tokens": options.num_lookup_tokens,
+    }
+
+
+def _run_rounds(
+    session: CompactionSession,
+    context: list[int],
+    logits: torch.Tensor,
+    num_rounds: int,
+    watcher: RunObserver,
+) -> None:
+    """Decodes greedily for `num_rounds` rounds; the session books each by its age."""
+    sampler = Sampler(temperature=0.0, seed=0)
+    warm_up(sampler, session.limits.num_draft_tokens, logits.shape[-1])
+    watcher.on_stage("measuring rounds", num_rounds)
+
+    numbers = count()
+
+    def is_last(_: list[int]) -> bool:  # called once before the first round
+        num_done = next(numbers)
+        watcher.on_progress(num_done)
+        return num_done == num_rounds
+
+    decode_speculative(
+        session,
+        context,
+        first_token=sampler.choose(logits),
+        num_tokens=session.limits.max_tokens,  # the rounds end it
+        sampler=sampler,
+        eos_token_ids=frozenset(),
+        on_tokens=is_last,
+    )
 
 
 def _calibration(
     booked: list[CompactionMetrics],
     steps: dict[str, list[float]],
+    reselection: Reselection,
     *,
     horizon_steps: int,
     margin_us: float,
@@ -129,7 +208,14 @@ def _calibration(
         **{name: measured(statistics.median(values)) for name, values in steps.items()}
     )
     decision = decide_retention(costs, benefits, horizon_steps=horizon_steps, margin_us=margin_us)
-    return Calibration(costs=costs, benefits=benefits, decision=decision, samples=known | steps)
+    return Calibration(
+        costs=costs,
+        benefits=benefits,
+        decision=decision,
+        rounds=reselection.rounds,
+        prediction=reselection.predict(),
+        samples=known | steps,
+    )
 
 
 def _timed_us(call: Callable[[], object]) -> float:
@@ -137,15 +223,6 @@ def _timed_us(call: Callable[[], object]) -> float:
     with torch.inference_mode():
         call()
     return (time.perf_counter() - begin) * 1e6
-
-
-def _since(earlier: CompactionMetrics, later: CompactionMetrics) -> CompactionMetrics:
-    """The times of what was booked in between."""
-    spans: dict[str, Any] = {}
-    for name in _TIMES:
-        begin, end = getattr(earlier, name), getattr(later, name)
-        spans[name] = None if begin is None or end is None else end - begin
-    return CompactionMetrics(**spans)
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -78,6 +78,10 @@ class RunOptions:
         num_lookup_tokens: Tokens of one draft forward that repetition in the text may suggest; 0
             drafts token by token. The drafted tokens are the same either way.
         reselect_every_rounds: Verification rounds between two selections, at least 1.
+        is_reselecting_online: Whether costs decide when blocks are selected anew;
+            `reselect_every_rounds` is kept where a cost is unmeasured.
+        costs_file: Calibrated costs to decide by; None to measure them during the run.
+        has_course: Whether residency, rounds and decisions are recorded.
         policy: Name of the selection policy.
         dtype: Data type of weights and KV cache.
         layout: Packed layout of the full KV; "amx" needs `block_tokens` and the head size to be
@@ -99,6 +103,9 @@ class RunOptions:
     num_draft_tokens: int = 8
     num_lookup_tokens: int = 7
     reselect_every_rounds: int = 4
+    is_reselecting_online: bool = False
+    costs_file: Path | None = None
+    has_course: bool = False
     policy: PolicyName = "attention"
     dtype: DType = "float32"
     layout: LayoutName = "amx"
@@ -112,6 +119,10 @@ class RunOptions:
             raise OptionError("`model` is empty, expected a model name or a path")
         if self.prompt is not None and self.prompt_file is not None:
             raise OptionError("`prompt` and `prompt_file` are both given, expected at most one")
+        if self.costs_file is not None and not self.is_reselecting_online:
+            raise OptionError(
+                "`costs` is given with a fixed `reselect-every`, expected `reselect-every auto`"
+            )
         check_counts(
             context_tokens=self.context_tokens,
             num_new_tokens=self.num_new_tokens,

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from blockcompact_jax.costs import UNMEASURED, Term
 from blockcompact_jax.ranks.group import RankLostError, RankRefusedError
 from blockcompact_jax.remote.client import RemoteClient
 from blockcompact_jax.remote.errors import ServerLostError
@@ -135,6 +136,11 @@ class RemoteSession(CompactionSession):
     def source_kind(self) -> SourceKind:
         """What uploads read."""
         return SourceKind.CPU_COPY if self.is_copying else SourceKind.SOURCE_ONLY
+
+    @property
+    def metadata_cost(self) -> Term:
+        """What telling the server takes is not measured."""
+        return UNMEASURED
 
     @property
     def num_copy_blocks(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from blockcompact_jax.course import RunCourse
+from blockcompact_jax.reselection import Reselection
 from torch_bridge.budget import effective_budget_blocks
 from torch_bridge.huggingface.baseline import Divergence, FullDecode
 from torch_bridge.huggingface.options import RunOptions
@@ -44,6 +46,8 @@ class RunReport:
         tokens_per_round: tokens gained a round; None if there was no round.
         tokens_per_draft_forward: tokens drafted a forward; above 1 where the lookup guessed right.
         num_selections: selections made, the one after the prefill included.
+        reselection: `is_online`, the fixed `period_rounds`, `num_rounds` by what decided them, and
+            the `predicted_period_rounds` of an online choice (None while a cost is unmeasured).
         seconds: load, compile, prefill, full_decode (None if not run), compacted_decode, and its
             parts draft, verify and reselect.
         tokens_per_second: rate of compacted decoding, without the first token, which the prefill
@@ -53,6 +57,7 @@ class RunReport:
         metrics: every metric of the MET contracts under its own name.
         memory_bytes: weights, full_kv_packed, full_kv_newest, resident_pool, scratch, and
             process_peak (the peak resident set of the process up to the end of decoding).
+        course: residency, rounds and decisions; None where they were not recorded.
     """
 
     model: str
@@ -76,16 +81,23 @@ class RunReport:
     tokens_per_round: float | None
     tokens_per_draft_forward: float | None
     num_selections: int
+    reselection: dict[str, Any]
     seconds: dict[str, float | None]
     tokens_per_second: float | None
     tokens_per_second_full: float | None
     speedup_vs_full: float | None
     metrics: dict[str, int | float | None]
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    course: RunCourse | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values; a divergence becomes {position, logit_margin}."""
-        plain = dict(vars(self))
+        """The report as plain JSON values; a divergence becomes {position, logit_margin}.
+
+        A course stands in it where one was recorded.
+        """
+        plain = {name: value for name, value in vars(self).items() if name != "course"}
+        if self.course is not None:
+            plain["course"] = self.course.to_dict()
         if self.first_divergence is not None:
             plain["first_divergence"] = {
                 "position": self.first_divergence.token_position,
@@ -149,6 +161,7 @@ def make_report(
         tokens_per_round=_ratio(compacted.num_gained, compacted.num_rounds),
         tokens_per_draft_forward=_ratio(compacted.num_drafted, compacted.num_draft_forwards),
         num_selections=session.runtime.num_selections,
+        reselection=_reselection(session.reselection),
         seconds={
             "load": loaded.load_seconds,
             "compile": compile_seconds,
@@ -162,7 +175,20 @@ def make_report(
         speedup_vs_full=rate / full_rate if rate and full_rate else None,
         metrics=session.runtime.metrics.to_dict(),
         memory_bytes=_memory_bytes(loaded, session, peak_bytes),
+        course=session.course,
     )
+
+
+def _reselection(reselection: Reselection) -> dict[str, Any]:
+    prediction = reselection.predict() if reselection.online else None
+    return {
+        "is_online": reselection.online is not None,
+        "period_rounds": reselection.period_rounds,
+        "predicted_period_rounds": prediction.period_rounds if prediction else None,
+        "num_rounds": {
+            basis.value: num_rounds for basis, num_rounds in reselection.num_rounds_by_basis.items()
+        },
+    }
 
 
 def _memory_bytes(
@@ -206,6 +232,7 @@ def _decoding_table(report: RunReport) -> Table:
     table.add_row("tokens per round", _number(report.tokens_per_round, "{:.2f}"))
     table.add_row("drafted per forward", _number(report.tokens_per_draft_forward, "{:.2f}"))
     table.add_row("selections", f"{report.num_selections:,}")
+    table.add_row("selected anew", _reselected(report))
     table.add_row("load", _seconds(report.seconds["load"]))
     table.add_row("compile", _seconds(report.seconds["compile"]))
     table.add_row("prefill", _seconds(report.seconds["prefill"]))
@@ -259,6 +286,16 @@ def _rate(seconds: float | None, tokens_per_second: float | None) -> str:
     if seconds is None or tokens_per_second is None:
         return "not run"
     return f"{seconds:.2f} s, {tokens_per_second:.1f} tokens/s"
+
+
+def _reselected(report: RunReport) -> str:
+    """The period, or what decided the rounds; what was unmeasured is said."""
+    reselection = report.reselection
+    if not reselection["is_online"]:
+        return f"every {reselection['period_rounds']} rounds"
+    return ", ".join(
+        f"{name} in {num_rounds:,} rounds" for name, num_rounds in reselection["num_rounds"].items()
+    )
 
 
 def _identity(report: RunReport) -> str:

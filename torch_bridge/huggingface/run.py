@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from blockcompact_jax.calibration import read_calibration
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.reselection import OnlineReselection
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
+from torch_bridge.huggingface.calibrate import calibration_facts
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
 from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
@@ -51,6 +54,7 @@ def run_decoding(
         ModelError: if the model cannot be loaded.
         PromptError: if the prompt cannot be used.
         UnsupportedLayoutError: if the packed layout cannot hold the model's blocks.
+        CompactionError: if the file of calibrated costs is not one of this configuration.
     """
     watcher = observer or NullObserver()
     if loaded is None:
@@ -77,6 +81,8 @@ def run_decoding(
         "score_source": score_source(options.policy, seed=options.seed),
         "layout": Layout[options.layout.upper()],
         "attention": options.attention,
+        "online": _online(options, prompt.num_tokens),
+        "has_course": options.has_course,
     }
     with _new_session(sides, remote) as session:
         return _run_session(options, watcher, loaded, prompt.token_ids, session)
@@ -88,6 +94,16 @@ def _new_session(sides: dict[str, Any], remote: RemoteOptions | None) -> Compact
     from torch_bridge.huggingface.remote import RemoteSession
 
     return RemoteSession(**sides, **vars(remote))
+
+
+def _online(options: RunOptions, num_context_tokens: int) -> OnlineReselection | None:
+    """How an online choice of the period starts; None for the fixed period."""
+    if not options.is_reselecting_online:
+        return None
+    if options.costs_file is None:
+        return OnlineReselection()
+    facts = calibration_facts(options, num_context_tokens)
+    return read_calibration(options.costs_file, facts=facts)
 
 
 def _num_draft_tokens(options: RunOptions) -> int:

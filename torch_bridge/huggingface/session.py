@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from transformers import PreTrainedModel
 
+from blockcompact_jax.costs import RetainCosts, Term, TermSource, assumed, costs_from_metrics
+from blockcompact_jax.course import RoundRecord, RunCourse
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.reselection import (
+    OnlineReselection,
+    Reselection,
+    RoundDecision,
+    RoundSample,
+)
 from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
 from blockcompact_jax.transfer import Pools
 from blockcompact_jax.upload import SourceKind
@@ -61,9 +69,10 @@ class SessionLimits:
 class CompactionSession:
     """Decodes one sequence with a resident pool, and keeps every store consistent.
 
-    The order of calls is `prefill`, then rounds of `draft_step`…, `verify`, `confirm` and, every so
-    often, `reselect`. Between rounds the full KV and the resident tail hold exactly the verifier's
-    own keys and values of the confirmed tokens.
+    The order of calls is `prefill`, then rounds of `begin_round`, `draft_step`…, `verify`,
+    `confirm`, `end_round` and, where the round's decision says so, `reselect`. A caller that
+    decides by itself leaves `begin_round` and `end_round` out. Between rounds the full KV and the
+    resident tail hold exactly the verifier's own keys and values of the confirmed tokens.
 
     Attributes:
         model: a model with stock SDPA attention; its attention is replaced until `close`.
@@ -72,8 +81,12 @@ class CompactionSession:
         layout: packed layout of the full KV.
         attention: "blocks" attends in place; "gathered" copies the blocks together for stock
             attention, bit for bit what a stock cache gives.
+        online: chooses by costs when blocks are selected anew; None keeps the period of `limits`.
+        has_course: whether the course of the run is recorded.
         num_tokens: confirmed tokens.
         seconds: time of each part.
+        reselection: decides when blocks are selected anew.
+        course: what was recorded; None if nothing is.
     """
 
     model: PreTrainedModel
@@ -81,6 +94,8 @@ class CompactionSession:
     score_source: ScoreSource
     layout: Layout
     attention: AttentionName = "blocks"
+    online: OnlineReselection | None = None
+    has_course: bool = False
     num_tokens: int = 0
     seconds: PartSeconds = field(default_factory=PartSeconds)
 
@@ -96,6 +111,8 @@ class CompactionSession:
             num_draft_tokens=limits.num_draft_tokens,
         )
         self.geometry = self.sizes.geometry
+        self.reselection = self._new_reselection()
+        self.course = self._new_course() if self.has_course else None
         self.runtime = self._new_runtime()
         self.full = self.sizes.full_kv(PrivateMemory())
         self.resident = self._new_resident()
@@ -114,18 +131,43 @@ class CompactionSession:
         """What uploads read."""
         return SourceKind.SOURCE_ONLY
 
+    @property
+    def metadata_cost(self) -> Term:
+        """What telling the other side takes: in one process there is none, so it is 0."""
+        return assumed(0.0)
+
+    def _new_reselection(self) -> Reselection:
+        online = self.online
+        if online is not None:
+            online = replace(online, costs=tuple(map(self._completed, online.costs)))
+        return Reselection(
+            period_rounds=self.limits.reselect_every_rounds,
+            online=online,
+            is_recorded=self.has_course,
+        )
+
+    def _completed(self, costs: RetainCosts) -> RetainCosts:
+        """Costs with what this session answers for."""
+        is_missing = costs.metadata.source is TermSource.UNMEASURED
+        return replace(costs, metadata=self.metadata_cost) if is_missing else costs
+
+    def _new_course(self) -> RunCourse:
+        return RunCourse(layers=self.geometry.full_layers, block_tokens=self.geometry.block_tokens)
+
     def _new_runtime(self) -> CompactionRuntime:
         limits, max_blocks = self.limits, self.sizes.max_blocks
-        return CompactionRuntime(
+        runtime = CompactionRuntime(
             geometry=self.geometry,
             selection=selection_policy(max_want=effective_budget_blocks(limits.budget, max_blocks)),
             limits=RuntimeLimits(
                 max_blocks=max_blocks,
-                max_unselected_tokens=(limits.reselect_every_rounds + 1)
+                max_unselected_tokens=(self.reselection.max_period_rounds + 1)
                 * (limits.num_draft_tokens + 1),
             ),
             source_kind=self.source_kind,
         )
+        runtime.on_selection = self.course.add_selection if self.course else None
+        return runtime
 
     def _new_resident(self) -> ResidentKV:
         return ResidentKV(self.sizes.shape, self.runtime.num_physical_blocks)
@@ -151,6 +193,40 @@ class CompactionSession:
         self.reselect()
         self.seconds = PartSeconds()
         return logits
+
+    def begin_round(self) -> RoundDecision:
+        """Decides whether the round that begins ends with a new selection.
+
+        Its verification is to be scored then, and `reselect` to follow `end_round`.
+        """
+        self._round = self.reselection.decide()
+        self._round_begin = time.perf_counter()
+        return self._round
+
+    def end_round(self, *, num_drafted: int, num_accepted: int, num_gained: int) -> None:
+        """Books the round that `begin_round` began, after its `confirm`.
+
+        Args:
+            num_drafted: tokens drafted, those past the last wanted one left out.
+            num_accepted: of these, tokens accepted.
+            num_gained: tokens gained, the verifier's own one included.
+        """
+        decision, round_us = self._round, (time.perf_counter() - self._round_begin) * 1e6
+        self.reselection.book_round(
+            RoundSample(
+                age_rounds=decision.age_rounds, round_us=round_us, num_gained_tokens=num_gained
+            )
+        )
+        if self.course is not None:
+            self.course.add_round(
+                RoundRecord(
+                    num_drafted=num_drafted,
+                    num_accepted=num_accepted,
+                    num_gained=num_gained,
+                    round_us=round_us,
+                    decision=decision,
+                )
+            )
 
     def draft_step(self, token_ids: list[int]) -> torch.Tensor:
         """Runs tokens over the resident KV only; their KV is provisional.
@@ -213,6 +289,10 @@ class CompactionSession:
         )
         tail = self.full.read_newest(tables.unfilled_token_position, self.num_tokens)
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
+        # The first selection uploads everything, which says nothing of the later ones.
+        is_first = self.runtime.num_selections == 1
+        booked = costs_from_metrics(self.runtime.last_booked)
+        self.reselection.book_selection(None if is_first else self._completed(booked))
         self.seconds.reselect += time.perf_counter() - begin
 
     def memory_bytes(self) -> dict[str, int]:

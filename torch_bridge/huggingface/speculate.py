@@ -64,8 +64,8 @@ def decode_speculative(
 ) -> SpeculativeDecode:
     """Decodes until `num_tokens` tokens, the end of the text, or when `on_tokens` says so.
 
-    Every round drafts, verifies, and gains the accepted tokens and one more. Every
-    `reselect_every_rounds` rounds the verification is scored and blocks are selected anew.
+    Every round drafts, verifies, and gains the accepted tokens and one more. In the rounds that the
+    session's reselection says the verification is scored and blocks are selected anew.
 
     Args:
         session: a prefilled session.
@@ -87,18 +87,22 @@ def decode_speculative(
     num_rounds = num_drafted = num_accepted = num_gained = num_draft_forwards = 0
     while not is_ended and len(tokens) < num_tokens and tokens[-1] not in eos_token_ids:
         num_rounds += 1
-        is_scored = num_rounds % limits.reselect_every_rounds == 0
+        is_scored = session.begin_round().is_reselecting
         draft = _draft(session, lookup, tokens[-1], sampler)
         logits = session.verify([tokens[-1], *draft.tokens], is_scored=is_scored)
         num_kept, next_token = _accept(draft, logits, sampler)
         session.confirm(num_kept + 1)
+        num_wanted = min(limits.num_draft_tokens, num_tokens - len(tokens))
+        session.end_round(
+            num_drafted=num_wanted,
+            num_accepted=min(num_kept, num_wanted),
+            num_gained=num_kept + 1,
+        )
         gained = _until_end([*draft.tokens[:num_kept], next_token], eos_token_ids)
-        num_missing = num_tokens - len(tokens)
-        gained = gained[:num_missing]
+        gained = gained[: num_tokens - len(tokens)]
         tokens += gained
         lookup.extend(gained)
         num_draft_forwards += draft.num_forwards
-        num_wanted = min(limits.num_draft_tokens, num_missing)
         num_drafted += num_wanted
         num_accepted += min(num_kept, num_wanted)
         num_gained += num_kept + 1

@@ -1,4 +1,3 @@
-"use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const ROWS_AT_ONCE = 200;
@@ -203,6 +202,7 @@
   const sides = { A: 0, B: Math.min(1, runs.rows.length - 1) };
 
   function drawRuns() {
+    if (!data.board) return drawRun();
     if (!runs.rows.length) {
       for (const name of ["runs", "charts", "run", "compare"]) {
         section(name).append(empty("No run in the results. Make some with `blockcompact sweep`."));
@@ -295,24 +295,43 @@
     const use = (side) => h("button", { type: "button", onclick: () => { sides[side] = selected; drawCompare(); } },
       `Compare as ${side}`);
     const costs = runs.columns.filter((name) => name.startsWith("cost."));
-    runPart.replaceChildren(h("div", { class: "bar" }, h("b", {}, nameOf(selected)), use("A"), use("B")),
+    const figures = [...MEASURES, "tokens_identical_to_full"].filter((name) => place(name) >= 0)
+      .map((name) => `${label(name)} ${show(value(selected, name), name)}`);
+    const course = data.courses[selected];
+    runPart.replaceChildren(h("div", { class: "bar" }, h("b", {}, nameOf(selected)), data.board ? [use("A"), use("B")] : null),
+      empty(figures.join(" · ")),
       h("div", { class: "charts" },
         h("figure", {}, h("figcaption", {}, h("b", {}, "bytes by kind")),
           empty("Each kind is booked under its own name; a zero in one says nothing about another."),
           meter(BYTE_COLUMNS)),
-        h("figure", {}, h("figcaption", {}, h("b", {}, "cost of all retentions, by term")), meter(costs))),
+        h("figure", {}, h("figcaption", {}, h("b", {}, "cost of all retentions, by term")), waterfall(costs)),
+        course ? courseViews(course)
+          : empty("No course was recorded. `blockcompact run --report` and `--course` record one.")),
       h("details", {}, h("summary", {}, "All values"), h("div", {}, valueTable(runs.columns.map((name) =>
         [label(name), show(value(selected, name), name)]), ["value", ""]))));
   }
   function meter(names) {
     const highest = Math.max(...names.map((name) => value(selected, name) || 0), 1e-9);
-    return h("div", { class: "meter" }, names.map((name) => {
-      const each = value(selected, name);
-      const known = typeof each === "number";
-      return [h("span", {}, label(name)), h("div", { class: "track" },
-        h("div", { style: `width: ${known ? (100 * each) / highest : 0}%` })),
-        h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : each ?? "unmeasured")];
-    }));
+    return h("div", { class: "meter" }, names.map((name) => bar(label(name), value(selected, name), 0, highest)));
+  }
+  // Each term begins where the one before ends; what nobody measured has no bar and is in no sum.
+  function waterfall(names) {
+    const known = names.map((name) => value(selected, name)).filter((each) => typeof each === "number");
+    const total = known.reduce((left, right) => left + right, 0);
+    let begin = 0;
+    const bars = names.map((name) => {
+      const drawn = bar(label(name), value(selected, name), begin, total || 1e-9);
+      begin += value(selected, name) || 0;
+      return drawn;
+    });
+    const all = known.length === names.length ? "all terms" : `measured terms (${known.length} of ${names.length})`;
+    return h("div", { class: "meter waterfall" }, bars, bar(all, known.length ? total : null, 0, total || 1e-9));
+  }
+  function bar(text, each, begin, whole) {
+    const known = typeof each === "number";
+    return [h("span", {}, text), h("div", { class: "track" },
+      h("div", { style: `margin-left: ${(100 * begin) / whole}%; width: ${known ? (100 * each) / whole : 0}%` })),
+      h("span", { class: known ? "value" : "value unmeasured" }, known ? show(each) : each ?? "unmeasured")];
   }
   const valueTable = (rows, heads) => h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
@@ -365,9 +384,12 @@
     });
   }
 
+  const courseViews = makeCourseViews({ h, s, show, empty, makeTable });
+  // The page of one run has only what that run gave.
+  if (!data.board) for (const name of ["contracts", "runs", "charts", "compare", "benchmarks"]) section(name).remove();
   drawFrame();
-  drawContracts();
+  if (data.board) drawContracts();
   drawRuns();
-  drawBenchmarks();
+  if (data.board) drawBenchmarks();
   drawSources();
 })();
