@@ -12,6 +12,7 @@ from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary, k
 from .info import info
 from .models import models
 from .monitor import monitor
+from .record import record
 from .run import run
 from .serve import serve
 from .simulate import simulate
@@ -54,6 +55,7 @@ app.add_typer(models, name="models")
 app.add_typer(sweep, name="sweep")
 app.command()(check)
 app.command()(compare)
+app.command()(record)
 app.command()(calibrate)
 app.command()(monitor)
 app.command()(info)

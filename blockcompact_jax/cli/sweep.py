@@ -1,4 +1,4 @@
-"""`blockcompact sweep`: many configurations of `run`, stored, resumable and comparable."""
+"""`blockcompact sweep`: many configurations, stored, resumable and comparable."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,12 @@ from rich.table import Table
 from .errors import UserError, require_modules
 from .outputs import check_writable, refused_writes
 from .progress import make_observer
-from .run import NEEDED_TO_RUN
+from .sweep_kinds import SweepKind, number, run_kind, trace_kind
 
 EXIT_FAILED = 1
 _MAX_SHOWN = 40
-_SHOWN_OPTIONS = ("model", "dtype", "context", "policy", "budget")
+_NAMING_OPTIONS = ("model", "dtype", "trace", "tasks", "context", "policy", "budget")
+"""What names a configuration of any kind, where it has them."""
 
 sweep = typer.Typer(
     help="Run many configurations and store what each gave; `diff` compares two results.",
@@ -32,7 +33,15 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
         typer.Option(
             "--set",
             metavar="OPTION=VALUE,…",
-            help="Values of one option of `run`; repeat it for a grid (budget=10%,25%).",
+            help="Values of one option of `run`, or of the study of a trace; repeat it for a grid "
+            "(budget=10%,25%).",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Study selections on this trace of `blockcompact record`: no model, no torch.",
+            show_default="decode with a model",
         ),
     ] = None,
     file: Annotated[
@@ -62,33 +71,29 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     from blockcompact_jax.sweep.store import ResultFile, write_parquet
     from blockcompact_jax.sweep.sweep import run_sweep
 
-    configurations = _configurations(settings or [], file)
+    kind = run_kind() if trace is None else trace_kind(trace)
+    configurations = _configurations(kind, settings or [], file)
     if is_dry:
+        kind.check_inputs(configurations)
         for configuration in configurations:
             typer.echo(json.dumps(configuration))
         return
-    require_modules("blockcompact sweep", NEEDED_TO_RUN, extra="models")
+    kind.require()
     if parquet is not None:
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
         check_writable("parquet", parquet)
     check_writable("out", out)
     results = ResultFile(out)
     with make_observer() as observer:
-        from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models, local_weights
-
-        fetch_models(configurations, observer)
+        engine, digests = kind.open(configurations, observer)
         with refused_writes("out", out):
             summary = run_sweep(
-                configurations,
-                engine=LoadedRuns(),
-                results=results,
-                observer=observer,
-                weights=local_weights(configurations),
+                configurations, engine=engine, results=results, observer=observer, digests=digests
             )
     if parquet is not None:
         with refused_writes("parquet", parquet):
             write_parquet(results.rows, parquet)
-    _print_rows(results, configurations)
+    _print_rows(kind, results, configurations)
     typer.echo(
         f"{summary.num_configurations} configurations, {summary.num_skipped} done before, "
         f"{len(summary.failures)} failed, {summary.seconds:.0f} s; results in {out}"
@@ -120,48 +125,46 @@ def sweep_diff(
         _print_difference(difference)
 
 
-def _configurations(settings: list[str], file: Path | None) -> list[dict[str, Any]]:
-    """Complete, checked configurations, those of one model and data type together."""
+def _configurations(
+    kind: SweepKind, settings: list[str], file: Path | None
+) -> list[dict[str, Any]]:
+    """Complete, checked configurations; those that share what is loaded stand together."""
+    from blockcompact_jax.budget import OptionError
     from blockcompact_jax.sweep.grid import expand, parse_setting, read_grids
-    from torch_bridge.budget import OptionError
-    from torch_bridge.huggingface.sweep import DEFAULT_GRID, complete
 
     chosen = dict(map(parse_setting, settings))
-    grids = [DEFAULT_GRID] if file is None else read_grids(file)
+    grids = [kind.default_grid] if file is None else read_grids(file)
     try:
         raw = expand([{**grid, **chosen} for grid in grids])
-        found = {json.dumps(each): each for each in map(complete, raw)}
+        found = {json.dumps(each): each for each in map(kind.complete, raw)}
     except OptionError as error:
-        raise UserError(f"{error} (see `blockcompact run --help`)") from error
-    return sorted(found.values(), key=lambda each: (each["model"], each["dtype"]))
+        raise UserError(f"{error} (see `{kind.options_help}`)") from error
+    return sorted(found.values(), key=lambda each: tuple(each[name] for name in kind.order))
 
 
 def _named(configuration: dict[str, Any]) -> str:
-    return ", ".join(str(configuration[name]) for name in _SHOWN_OPTIONS)
+    names = [name for name in _NAMING_OPTIONS if name in configuration]
+    return ", ".join(str(configuration[name]) for name in names)
 
 
-def _print_rows(results: Any, configurations: list[dict[str, Any]]) -> None:
+def _print_rows(kind: SweepKind, results: Any, configurations: list[dict[str, Any]]) -> None:
     from blockcompact_jax.sweep.grid import configuration_hash
     from blockcompact_jax.sweep.store import latest_rows
 
     latest = latest_rows(results.rows)
+    names = list(dict.fromkeys((*kind.shown_options, *_varied(configurations))))
     table = Table(show_edge=False, pad_edge=False)
-    for name in _SHOWN_OPTIONS:
+    for name in names:
         table.add_column(name.replace("_", " "))
-    for name in ("acceptance", "tokens/round", "speedup", "same tokens"):
+    for name in kind.columns:
         table.add_column(name, justify="right")
     for configuration in configurations[:_MAX_SHOWN]:
         row = latest.get(configuration_hash(configuration))
         if row is None or row["report"] is None:
             continue
-        report = row["report"]
-        is_same = {True: "yes", False: "no", None: "not compared"}
         table.add_row(
-            *(str(configuration[name]) for name in _SHOWN_OPTIONS),
-            _number(report["acceptance_rate"], "{:.1%}"),
-            _number(report["tokens_per_round"], "{:.2f}"),
-            _number(report["speedup_vs_full"], "{:.2f}"),
-            is_same[report["tokens_identical_to_full"]],
+            *(str(configuration[name]) for name in names),
+            *(text_of(row["report"]) for text_of in kind.columns.values()),
         )
     Console(highlight=False, markup=False).print(table)
     if len(configurations) > _MAX_SHOWN:
@@ -176,7 +179,8 @@ def _print_difference(difference: dict[str, Any]) -> None:
     varied = _varied([row["configuration"] for row in rows])
     if rows:
         first = rows[0]["configuration"]
-        said = [f"{name} {first[name]}" for name in _SHOWN_OPTIONS if name not in varied]
+        shared = [name for name in _NAMING_OPTIONS if name in first and name not in varied]
+        said = [f"{name} {first[name]}" for name in shared]
         if said:
             console.print(f"in all: {', '.join(said)}")
         console.print("speeds are ratios, second / first")
@@ -187,9 +191,10 @@ def _print_difference(difference: dict[str, Any]) -> None:
         table.add_column(name, justify="right", min_width=len(name))
     table.add_column("differs in", overflow="fold", min_width=len("differs in"))
     for row in rows:
-        ratios = [_number(ratio, "{:.2f}") for ratio in row["ratios"].values()]
+        ratios = [number(ratio, "{:.2f}") for ratio in row["ratios"].values()]
         changed = ", ".join(row["changed"])
-        table.add_row(*(str(row["configuration"][name]) for name in varied), *ratios, changed)
+        values = (str(row["configuration"].get(name, "")) for name in varied)
+        table.add_row(*values, *ratios, changed)
     console.print(table)
     for side in ("first", "second"):
         for configuration in difference[f"only_{side}"]:
@@ -199,10 +204,9 @@ def _print_difference(difference: dict[str, Any]) -> None:
 
 
 def _varied(configurations: list[dict[str, Any]]) -> list[str]:
-    """Options that have more than one value, in the order of a configuration."""
+    """Options that have more than one value, in the order of the configurations."""
     first = configurations[0] if configurations else {}
-    return [name for name in first if any(each[name] != first[name] for each in configurations)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not measured" if value is None else form.format(value)
+    names = dict.fromkeys(name for each in configurations for name in each)
+    return [
+        name for name in names if any(each.get(name) != first.get(name) for each in configurations)
+    ]

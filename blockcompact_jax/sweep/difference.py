@@ -8,8 +8,15 @@ from typing import Any
 
 from blockcompact_jax.sweep.store import flatten, latest_rows
 
-EXACT = ("tokens_identical_to_full", "acceptance_rate", "tokens_per_round", "num_rounds")
-"""What depends on the configuration alone. Counted metrics and sizes are exact too."""
+EXACT = (
+    "weights",
+    "tokens_identical_to_full",
+    "acceptance_rate",
+    "tokens_per_round",
+    "num_rounds",
+)
+"""What depends on the configuration alone. Counted metrics and sizes are exact too, and so is what
+a trace or a task gave."""
 
 TIMED = ("speedup_vs_full", "tokens_per_second", "tokens_per_second_full")
 """What depends on the machine and its load too."""
@@ -63,7 +70,9 @@ def _row(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 
 def _exact_values(report: dict[str, Any]) -> dict[str, Any]:
     """Values that the same configuration gives on every machine: no time, no peak memory."""
-    flat = flatten({name: report.get(name) for name in (*EXACT, "metrics", "memory_bytes")})
+    flat = flatten(
+        {name: report.get(name) for name in (*EXACT, "metrics", "memory_bytes", "study", "tasks")}
+    )
     return {name: value for name, value in flat.items() if not name.endswith(("_us", "_peak"))}
 
 

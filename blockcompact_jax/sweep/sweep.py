@@ -57,7 +57,7 @@ def run_sweep(
     engine: Engine,
     results: ResultFile,
     observer: SweepObserver,
-    weights: Mapping[str, str] | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> SweepSummary:
     """Runs all configurations whose result is not stored yet.
 
@@ -69,14 +69,15 @@ def run_sweep(
         engine: runs one.
         results: where rows are stored, and which are done.
         observer: hears of progress.
-        weights: digest of a model's files, by model, for models whose name does not fix them.
+        digests: digest of the files that configurations read, by their `trace` or else `model`,
+            where the name does not fix them.
 
     Raises:
         CompactionError: if `results` were made by other sources, other versions of packages or
             other weights: they would be mixed silently.
     """
-    here, digests = origin(), weights or {}
-    _check_same_origin(results, here, digests)
+    here, known = origin(), digests or {}
+    _check_same_origin(results, here, known)
     completed = results.completed()
     open_ones = [each for each in configurations if configuration_hash(each) not in completed]
     failures: list[tuple[Configuration, str]] = []
@@ -84,7 +85,7 @@ def run_sweep(
     observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))
     for number, configuration in enumerate(open_ones, start=1):
         row = _run_one(configuration, engine)
-        results.append({**row, "weights": digests.get(str(configuration.get("model"))), **here})
+        results.append({**row, "weights": known.get(_read_by(configuration)), **here})
         if row["error"] is not None:
             failures.append((configuration, row["error"]))
         observer.on_progress(number)
@@ -96,15 +97,20 @@ def run_sweep(
     )
 
 
+def _read_by(configuration: Mapping[str, Any]) -> str:
+    """What names the files that a configuration reads."""
+    return str(configuration.get("trace", configuration.get("model")))
+
+
 def _check_same_origin(
-    results: ResultFile, here: Mapping[str, object], weights: Mapping[str, str]
+    results: ResultFile, here: Mapping[str, object], digests: Mapping[str, str]
 ) -> None:
     for row in results.rows:
         others = {
             "sources of this package": row["sources"] != here["sources"],
             "versions of its packages": row["versions"] != here["versions"],
-            "files of the model": row.get("weights")
-            != weights.get(str(row["configuration"].get("model")), row.get("weights")),
+            "files of the model or trace": row.get("weights")
+            != digests.get(_read_by(row["configuration"]), row.get("weights")),
         }
         differing = [name for name, is_other in others.items() if is_other]
         if differing:

@@ -220,3 +220,25 @@ def test_unusable_cache_place_is_said(index: Path, tmp_path: Path, monkeypatch: 
 def test_unknown_name_lists_the_known_ones():
     with pytest.raises(UnknownModelError, match="smollm2-135m, gemma3-270m"):
         fetch.fetch_model("llama-9000")
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_a_hub_models_commit_is_that_of_its_cache(tmp_path, monkeypatch, is_reachable):
+    """The name of a hub model does not fix its weights; the commit does."""
+    load = pytest.importorskip("torch_bridge.models.load")
+    path = tmp_path / "snapshots" / "c0ffee" / "config.json"
+
+    def give(name, file):
+        assert (name, file) == ("owner/model", "config.json")
+        return str(path)
+
+    def refuse(*_):
+        raise OSError("not this one")
+
+    names = ("hf_hub_download", "try_to_load_from_cache")
+    for name, is_asked in zip(names, (is_reachable, not is_reachable), strict=True):
+        monkeypatch.setattr(load.huggingface_hub, name, give if is_asked else refuse)
+    monkeypatch.setattr(load, "_is_hub_reachable", lambda _: is_reachable)
+    assert load.hub_revision("owner/model") == "c0ffee"
+    monkeypatch.setattr(load.huggingface_hub, names[not is_reachable], lambda *_: None)
+    assert load.hub_revision("owner/model") is None

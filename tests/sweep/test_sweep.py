@@ -220,10 +220,10 @@ def test_MON_1_results_of_other_weights_are_not_mixed(tmp_path):
     configurations = expand([{"model": ["./m", "n"], "budget": ["10%"]}])
     path, arguments = tmp_path / "s.jsonl", {"observer": Watcher(), "engine": CountingEngine()}
     for _ in range(2):
-        run_sweep(configurations, results=ResultFile(path), weights={"./m": "a"}, **arguments)
+        run_sweep(configurations, results=ResultFile(path), digests={"./m": "a"}, **arguments)
     assert [row["weights"] for row in read_rows(path)] == ["a", None]
     with pytest.raises(CompactionError, match="other files of the model"):
-        run_sweep(configurations, results=ResultFile(path), weights={"./m": "b"}, **arguments)
+        run_sweep(configurations, results=ResultFile(path), digests={"./m": "b"}, **arguments)
     assert len(arguments["engine"].ran) == 2
 
 

@@ -17,7 +17,7 @@ from torch_bridge.huggingface.sweep import (
     DEFAULT_GRID,
     OPTIONS,
     complete,
-    local_weights,
+    model_digests,
     options_of,
 )
 from torch_bridge.models.errors import UnknownModelError
@@ -57,19 +57,22 @@ def test_a_wrong_option_is_refused_before_anything_runs(configuration, said):
         complete(configuration)
 
 
-def test_MON_1_a_local_models_files_have_a_digest(tmp_path):
-    """MON-1: other weights under the same path are told from those before."""
+def test_MON_1_a_local_models_files_and_a_hub_models_commit_are_its_digest(tmp_path, monkeypatch):
+    """MON-1: other weights under the same path or hub name are told from those before."""
+    pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
     weights = tmp_path / "model" / "weights.safetensors"
     weights.parent.mkdir()
     weights.write_bytes(b"one")
     names = (str(weights.parent), str(weights), "smollm2-135m", "owner/model")
     configurations = [{"model": name} for name in names]
-    before = local_weights(configurations)
-    assert set(before) == set(names[:2])
-    assert local_weights(configurations) == before
+    monkeypatch.setattr("torch_bridge.models.load.hub_revision", {"owner/model": "c0ffee"}.get)
+    before = model_digests(configurations)
+    assert set(before) == {*names[:2], "owner/model"}
+    assert before["owner/model"] == "c0ffee"
+    assert model_digests(configurations) == before
     weights.write_bytes(b"other")
-    after = local_weights(configurations)
-    assert all(after[name] != before[name] for name in before)
+    after = model_digests(configurations)
+    assert all(after[name] != before[name] for name in names[:2])
 
 
 def test_an_unknown_model_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
@@ -128,6 +131,22 @@ def test_a_dry_run_lists_the_default_grid(tmp_path):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == len({json.dumps(row) for row in rows}) == 18
     assert {row["policy"] for row in rows} == set(DEFAULT_GRID["policy"])
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("nosuch", "not a known model name"), ("./nosuch", "not a file or directory here")],
+)
+def test_a_dry_run_refuses_an_unknown_model_in_one_line(tmp_path, model, said):
+    done = subprocess.run(
+        [*PROGRAM, "--dry-run", "--set", f"model={model}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
 
 
 @pytest.mark.models

@@ -86,10 +86,10 @@ def blockcompact_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_full = kwargs.get("sliding_window") is None
     if is_full and blocks is not None:
-        _check_supported(module, dropout, attention_mask, kwargs)
+        check_supported(module, dropout, attention_mask, kwargs)
         return _attend_in_session(blocks, module, query, key, value, scale=scale), None
     if is_full and owner is not None:
-        _check_supported(module, dropout, None, kwargs)
+        check_supported(module, dropout, None, kwargs)
         out = owner.attend(query, key, value, module=module, mask=attention_mask, scale=scale)
         return out, None
     return sdpa_attention_forward(
@@ -97,9 +97,15 @@ def blockcompact_attention(
     )
 
 
-def _check_supported(
+def check_supported(
     module: torch.nn.Module, dropout: float, mask: torch.Tensor | None, kwargs: dict[str, Any]
 ) -> None:
+    """Refuses attention that is more than softmax over scaled products of one unpadded sequence.
+
+    Raises:
+        ValueError: for dropout or a mask.
+        UnsupportedModelError: for a keyword that changes what attention computes.
+    """
     foreign = [name for name in _CHANGES_ATTENTION if kwargs.get(name) is not None]
     if foreign:
         raise UnsupportedModelError(

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from blockcompact_jax.provenance import sha256_of_text
-from torch_bridge.budget import Budget, OptionError, parse_budget
+from blockcompact_jax.sweep.options import complete_configuration
+from torch_bridge.budget import parse_budget
 from torch_bridge.huggingface.options import RunOptions
+from torch_bridge.models.locate import check_model_name
 from torch_bridge.models.progress import StageObserver
+from torch_bridge.models.registry import MODELS
 
 OPTIONS = {
     "model": "model",
@@ -45,17 +48,7 @@ def complete(configuration: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: if a name is unknown or a value cannot be used.
     """
-    unknown = sorted(set(configuration) - set(OPTIONS))
-    if unknown:
-        raise OptionError(
-            f"`{unknown[0]}` is no option of a sweep; expected one of {', '.join(OPTIONS)}"
-        )
-    defaults = RunOptions()
-    plain: dict[str, Any] = {}
-    for name, field_name in OPTIONS.items():
-        default = getattr(defaults, field_name)
-        value = configuration.get(name, default)
-        plain[name] = _as_type_of(name, value, default)
+    plain = complete_configuration(configuration, names=OPTIONS, defaults=RunOptions())
     options_of(plain)
     return plain
 
@@ -69,29 +62,6 @@ def options_of(configuration: Mapping[str, Any]) -> RunOptions:
     values = {OPTIONS[name]: value for name, value in configuration.items()}
     values["budget"] = parse_budget(str(values["budget"]))
     return RunOptions(**values)
-
-
-def _as_type_of(name: str, value: Any, default: Any) -> Any:
-    """A value with the type of the default, from text or from TOML; nothing is rounded."""
-    if isinstance(default, Budget):
-        return str(parse_budget(str(value)))
-    if isinstance(default, bool):
-        texts = {"true": True, "false": False}
-        value = texts.get(value, value) if isinstance(value, str) else value
-        if isinstance(value, bool):
-            return value
-    elif isinstance(default, str):
-        if isinstance(value, str):
-            return value
-    else:
-        try:
-            number = type(default)(value)
-        except (TypeError, ValueError):
-            number = None
-        if number is not None and not isinstance(value, bool) and float(number) == float(value):
-            return number
-    expected = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
-    raise OptionError(f"`{name}` is {value!r} in the sweep, expected {expected[type(default)]}")
 
 
 class LoadedRuns:
@@ -112,6 +82,7 @@ class LoadedRuns:
             OptionError: if the configuration does not fit the model.
             ModelError: if the model cannot be loaded.
         """
+        from torch_bridge.huggingface.identity import weights_name
         from torch_bridge.huggingface.run import DTYPES, run_decoding
         from torch_bridge.models.load import load_model
 
@@ -123,7 +94,17 @@ class LoadedRuns:
             self._key = key
         report = run_decoding(options, loaded=self._loaded).to_dict()
         del report["memory_bytes"]["process_peak"]
-        return report
+        return {**report, "weights": weights_name(self._loaded.model)}
+
+
+def check_models(configurations: list[dict[str, Any]]) -> None:
+    """Refuses a model that cannot be had, and fetches none.
+
+    Raises:
+        UnknownModelError: if one is no short name, path or hub name.
+    """
+    for model in dict.fromkeys(str(each["model"]) for each in configurations):
+        check_model_name(model)
 
 
 def fetch_models(configurations: list[dict[str, Any]], observer: StageObserver) -> None:
@@ -134,31 +115,40 @@ def fetch_models(configurations: list[dict[str, Any]], observer: StageObserver) 
         FetchError: if one cannot be fetched.
     """
     from torch_bridge.models.load import locate_model
-    from torch_bridge.models.registry import MODELS
 
-    models = dict.fromkeys(str(each["model"]) for each in configurations)
-    for model in sorted(models, key=lambda name: name in MODELS):  # short names are fetched last
+    check_models(configurations)
+    for model in dict.fromkeys(str(each["model"]) for each in configurations):
         locate_model(model, observer)
 
 
-def local_weights(configurations: list[dict[str, Any]]) -> dict[str, str]:
-    """A digest for each model that is a local file or directory: its name says nothing of them.
+def model_digests(configurations: list[dict[str, Any]]) -> dict[str, str]:
+    """A digest for each model whose name says nothing of its weights.
 
-    It is one of the files' names, sizes and times, not of their gigabytes. A short name fixes its
-    files; those of a hub name lie in the hub's cache and are not looked at.
+    Of a local file or directory it is one of the files' names, sizes and times, not of their
+    gigabytes; of a hub name, the commit. A short name fixes its files.
     """
-    from torch_bridge.models.registry import MODELS
-
     digests: dict[str, str] = {}
     for model in dict.fromkeys(str(each["model"]) for each in configurations):
-        path = Path(model).expanduser()
-        if not model.strip() or model in MODELS or not path.exists():
+        if model in MODELS or not model.strip():
             continue
-        files = [path] if path.is_file() else sorted(path.rglob("*"))
-        states = [(each, each.stat()) for each in files if each.is_file()]
-        lines = [
-            f"{each.relative_to(path).as_posix()} {state.st_size} {state.st_mtime_ns}"
-            for each, state in states
-        ]
-        digests[model] = sha256_of_text("\n".join(lines))
+        path = Path(model).expanduser()
+        digest = _digest_of_files(path) if path.exists() else _hub_revision(model)
+        if digest is not None:
+            digests[model] = digest
     return digests
+
+
+def _digest_of_files(path: Path) -> str:
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    states = [(each, each.stat()) for each in files if each.is_file()]
+    lines = [
+        f"{each.relative_to(path).as_posix()} {state.st_size} {state.st_mtime_ns}"
+        for each, state in states
+    ]
+    return sha256_of_text("\n".join(lines))
+
+
+def _hub_revision(model: str) -> str | None:
+    from torch_bridge.models.load import hub_revision
+
+    return hub_revision(model)

@@ -1,6 +1,7 @@
 """Load a model and its tokenizer by short name, path or hub name, ready for inference."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch_bridge.models.cache import damaged_remedy
 from torch_bridge.models.convert import gguf_source, quiet_transformers, read_gguf_tokenizer
 from torch_bridge.models.errors import DamagedModelError, ModelError, UnknownModelError
 from torch_bridge.models.fetch import fetch_model
+from torch_bridge.models.locate import find_model
 from torch_bridge.models.progress import SilentObserver, StageObserver
-from torch_bridge.models.registry import MODELS, find_source
+from torch_bridge.models.registry import MODELS
 
 _HUB_TIMEOUT_SECONDS = 10.0
 
@@ -116,37 +118,7 @@ def locate_model(name: str, observer: StageObserver) -> Path | None:
     """
     if name in MODELS:
         return fetch_model(name, observer=observer).directory
-    path = Path(name).expanduser()
-    if not name.strip():
-        raise UnknownModelError("`model` is empty, expected a name or a path")
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return path
-        raise UnknownModelError(
-            f"`model` got the file {name!r}, expected a .gguf file or a model directory"
-        )
-    if path.is_dir():
-        return _locate_in(path)
-    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~", "-"))
-    if is_hub_name and path.suffix != ".gguf":
-        return None
-    if "/" in name or path.suffix == ".gguf":
-        raise UnknownModelError(f"`model` got {name!r}, which is not a file or directory here")
-    find_source(name)  # Raises, naming the known names.
-    return None
-
-
-def _locate_in(directory: Path) -> Path:
-    """The directory itself when transformers can read it, else its only GGUF file."""
-    if (directory / "config.json").is_file():
-        return directory
-    candidates = sorted(directory.glob("*.gguf"))
-    if len(candidates) != 1:
-        raise UnknownModelError(
-            f"`model` got the directory {str(directory)!r} with no config.json and "
-            f"{len(candidates)} .gguf files, expected a config.json or exactly one .gguf file"
-        )
-    return candidates[0]
+    return find_model(name)
 
 
 def _read(name: str, path: Path | None, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -171,6 +143,26 @@ def _read(name: str, path: Path | None, dtype: torch.dtype) -> tuple[Any, Any]:
             f"the first is {absent[0]!r}; check the files or fetch them again"
         )
     return model, tokenizer
+
+
+def hub_revision(name: str) -> str | None:
+    """The commit of a hub model that loading it uses now; None where neither hub nor cache has it.
+
+    Where the hub answers, its newest `config.json` is brought into the hub's cache first, as
+    loading does.
+
+    Args:
+        name: A hub name (`owner/model`).
+    """
+    path: object = None
+    if _is_hub_reachable(name):
+        with suppress(
+            Exception
+        ):  # What the hub refuses comes up again, with its reason, on loading.
+            path = huggingface_hub.hf_hub_download(name, "config.json")
+    else:
+        path = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    return Path(path).parent.name if isinstance(path, str) else None
 
 
 def _is_hub_reachable(name: str) -> bool:

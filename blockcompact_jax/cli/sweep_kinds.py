@@ -1,0 +1,119 @@
+"""What a sweep can run: decoding, a recorded trace, quality tasks; and how each is shown."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import require_modules
+from .progress import ProgressObserver
+from .run import NEEDED_TO_RUN
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepKind:
+    """One kind of sweep.
+
+    Attributes:
+        command: For people, whose `--help` names the options.
+        options_help: Where the options are described.
+        default_grid: Values of options where neither file nor settings are given.
+        complete: Fills in and checks one configuration.
+        order: What configurations that run after each other share.
+        shown_options: Options in the printed table, beside those that vary.
+        columns: Titles of the measured columns, and their text of a report.
+        check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
+        open: Fetches what is needed; gives the engine and the digests of what it reads.
+        needed_modules: Import names of the extra that it needs.
+    """
+
+    command: str
+    options_help: str
+    default_grid: Mapping[str, list[Any]]
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]]
+    order: tuple[str, ...]
+    shown_options: tuple[str, ...]
+    columns: Mapping[str, Callable[[Mapping[str, Any]], str]]
+    check_inputs: Callable[[list[dict[str, Any]]], None]
+    open: Callable[[list[dict[str, Any]], ProgressObserver], tuple[Any, dict[str, str]]]
+    needed_modules: tuple[str, ...] = ()
+
+    def require(self) -> None:
+        """Check that the extra it needs is installed.
+
+        Raises:
+            UserError: It is not.
+        """
+        require_modules(self.command, self.needed_modules, extra="models")
+
+
+def number(value: float | None, form: str) -> str:
+    """A measured value as text."""
+    return "not measured" if value is None else form.format(value)
+
+
+def run_kind() -> SweepKind:
+    """Decoding runs of `blockcompact run`."""
+    from torch_bridge.huggingface.sweep import DEFAULT_GRID, check_models, complete
+
+    is_same = {True: "yes", False: "no", None: "not compared"}
+    return SweepKind(
+        command="blockcompact sweep",
+        options_help="blockcompact run --help",
+        default_grid=DEFAULT_GRID,
+        complete=complete,
+        order=("model", "dtype"),
+        shown_options=("model", "dtype", "context", "policy", "budget"),
+        columns={
+            "acceptance": lambda report: number(report["acceptance_rate"], "{:.1%}"),
+            "tokens/round": lambda report: number(report["tokens_per_round"], "{:.2f}"),
+            "speedup": lambda report: number(report["speedup_vs_full"], "{:.2f}"),
+            "same tokens": lambda report: is_same[report["tokens_identical_to_full"]],
+        },
+        check_inputs=check_models,
+        open=_open_runs,
+        needed_modules=NEEDED_TO_RUN,
+    )
+
+
+def _open_runs(
+    configurations: list[dict[str, Any]], observer: ProgressObserver
+) -> tuple[Any, dict[str, str]]:
+    from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models, model_digests
+
+    fetch_models(configurations, observer)
+    return LoadedRuns(), model_digests(configurations)
+
+
+def trace_kind(path: Path) -> SweepKind:
+    """Selections over a recorded trace."""
+    from blockcompact_jax.sweep.trace_runs import DEFAULT_TRACE_GRID, TraceRuns, complete_trace_run
+
+    engine = TraceRuns(path)
+
+    def open_trace(*_: Any) -> tuple[Any, dict[str, str]]:
+        engine.open()
+        return engine, engine.digests()
+
+    return SweepKind(
+        command="blockcompact sweep --trace",
+        options_help="docs/monitor.md",
+        default_grid=DEFAULT_TRACE_GRID,
+        complete=lambda configuration: complete_trace_run(configuration, trace=path),
+        order=("block_tokens",),
+        shown_options=("policy", "budget"),
+        columns={
+            "mass kept": _study_column("mass_kept", "{:.2%}"),
+            "worst layer": _study_column("mass_kept_worst_layer", "{:.2%}"),
+            "at best": _study_column("mass_kept_at_best", "{:.2%}"),
+            "recall": _study_column("oracle_recall", "{:.1%}"),
+            "overlap": _study_column("selection_overlap", "{:.1%}"),
+            "uploads": _study_column("upload_blocks_per_selection", "{:.2f}"),
+        },
+        check_inputs=lambda _: engine.open() and None,
+        open=open_trace,
+    )
+
+
+def _study_column(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda report: number(report["study"][name], form)

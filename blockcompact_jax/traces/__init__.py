@@ -1,0 +1,1 @@
+"""Recorded queries and keys of a model, and what a selection keeps of their attention."""

@@ -1,0 +1,127 @@
+"""Block scores of a trace's queries, by the host kernels, a layer at a time.
+
+`causal_block_mass` is the attention itself: what a query gives to each block of the tokens up to
+its own. `block_logits` and `page_bound_logits` are cheaper scores of blocks that are older than
+every query that scores them; there each query meets each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+from jaxtyping import Float32
+
+from blockcompact_jax.kernels import (
+    AttendSegment,
+    PlainStrides,
+    RegisteredPool,
+    host_pool_score_blocks,
+    host_pool_summarize_blocks,
+    raise_for_status,
+)
+from blockcompact_jax.scores import BlockReduction, mass_from_log_sum_exp, page_bound_scores
+from blockcompact_jax.traces.trace import AttentionTrace
+
+
+def causal_block_mass(
+    trace: AttentionTrace, row: int, *, block_tokens: int
+) -> Float32[np.ndarray, "query_head query block"]:
+    """Softmax mass that each recorded query gives to each block, its own token included.
+
+    Args:
+        trace: The trace.
+        row: Recorded layer.
+        block_tokens: Tokens per block; the last block may be partial.
+
+    Returns:
+        For each head and query, masses that add up to one; 0 for blocks after the query.
+    """
+    queries = trace.queries[row]
+    num_blocks = -(-trace.num_tokens // block_tokens)
+    log_sum_exps = np.empty((*queries.shape[:2], num_blocks), np.float32)
+    with _blocks_of(trace, row, block_tokens) as segment:
+        for place, position in enumerate(trace.query_positions):
+            result = host_pool_score_blocks(
+                np.ascontiguousarray(queries[:, place : place + 1]),
+                segment._replace(num_keys=int(position) + 1),
+                block_reduction=BlockReduction.LOG_SUM_EXP,
+                scale=float(trace.scales[row]),
+            )
+            raise_for_status(result.status)
+            log_sum_exps[:, place] = np.asarray(result.scores)[:, 0]
+    return np.array(mass_from_log_sum_exp(log_sum_exps))
+
+
+def block_logits(
+    trace: AttentionTrace, row: int, *, block_tokens: int, block_reduction: BlockReduction
+) -> Float32[np.ndarray, "query_head query block"]:
+    """Scaled q·k of each recorded query with each whole block, reduced over the block's tokens.
+
+    Args:
+        trace: The trace.
+        row: Recorded layer.
+        block_tokens: Tokens per block.
+        block_reduction: MAX, MEAN, SUM or LOG_SUM_EXP.
+    """
+    with _blocks_of(trace, row, block_tokens) as segment:
+        result = host_pool_score_blocks(
+            np.ascontiguousarray(trace.queries[row]),
+            segment,
+            block_reduction=block_reduction,
+            scale=float(trace.scales[row]),
+        )
+        raise_for_status(result.status)
+    return np.asarray(result.scores)[..., : trace.num_tokens // block_tokens]
+
+
+def page_bound_logits(
+    trace: AttentionTrace, row: int, *, block_tokens: int
+) -> Float32[np.ndarray, "query_head query block"]:
+    """Upper bounds of the scaled q·k of each query with each whole block, from key ranges.
+
+    Args:
+        trace: The trace.
+        row: Recorded layer.
+        block_tokens: Tokens per block.
+    """
+    with _blocks_of(trace, row, block_tokens) as segment:
+        result = host_pool_summarize_blocks(segment)
+        raise_for_status(result.status)
+    num_blocks = trace.num_tokens // block_tokens
+    bounds = (np.asarray(keys)[None, :, :num_blocks] for keys in result[:2])
+    scores = page_bound_scores(trace.queries[row][None], *bounds)
+    return np.array(scores[0]) * np.float32(trace.scales[row])
+
+
+@contextmanager
+def _blocks_of(trace: AttentionTrace, row: int, block_tokens: int) -> Generator[AttendSegment]:
+    """The keys of one layer as the blocks of a pool, in order."""
+    num_heads, num_tokens, head_dim = trace.keys.shape[1:]
+    num_blocks = -(-num_tokens // block_tokens)
+    padded_tokens = num_blocks * block_tokens
+    # Kernels want room for values; nothing ever touches it, so it costs addresses, not memory.
+    memory = np.zeros((2, num_heads, padded_tokens, head_dim), trace.keys.dtype)
+    memory[0, :, :num_tokens] = trace.keys[row]
+    with RegisteredPool.register_plain(
+        memory.ctypes.data,
+        num_layers=1,
+        num_blocks=num_blocks,
+        num_kv_heads=num_heads,
+        block_tokens=block_tokens,
+        head_dim=head_dim,
+        element_bytes=memory.itemsize,
+        strides=PlainStrides(
+            layer=memory.size,
+            kv=memory[0].size,
+            block=block_tokens * head_dim,
+            head=padded_tokens * head_dim,
+            token=head_dim,
+        ),
+        size_bytes=memory.nbytes,
+        keepalive=memory,
+        is_writable=False,
+    ) as pool:
+        table = np.arange(num_blocks, dtype=np.int32)
+        yield AttendSegment(pool, pool.current_ord(), 0, table, num_tokens)
