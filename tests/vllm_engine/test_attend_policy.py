@@ -155,12 +155,12 @@ def test_a_request_in_the_blocks_of_an_aborted_one_is_as_if_it_were_the_first(ll
     name = engines.add(llm, engines.prompt(220, seed=1), 60)
     for _ in range(20):
         llm.llm_engine.step()
-    (aborted,) = tracker._by_newest_block.values()
+    (aborted,) = tracker._by_first_block.values()
     assert aborted.selected is not None, "it was decoding on a selection"
     llm.llm_engine.abort_request([name])
     engines.add(llm, second, 24)
     llm.llm_engine.step()
-    assert not tracker._by_newest_block, "nothing of it is left"
+    assert not tracker._by_first_block, "nothing of it is left"
     (tokens,) = engines.finish(llm).values()
     table = engines.runner_of(llm).input_batch.block_table[0].get_numpy_array()
     assert np.intersect1d(table[0, :6], aborted.physical_blocks).size, "blocks were not reused"

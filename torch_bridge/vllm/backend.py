@@ -1,17 +1,20 @@
-"""vLLM's CPU attention backend, with the attend policy for full-attention groups.
+"""vLLM's CPU attention backend, with a policy for full-attention groups.
 
 The builder sees each step's block tables before any layer runs: it recognises the decoding
 requests, gives each layer a table of the selected blocks and the tail, and vLLM's own kernel
 attends to them. Every so often a request is scored: its newest query meets the keys of all its
 blocks in a native call that gives each block's attention mass, and the next step's builder selects
-anew.
+anew. Under the lossless policy all that holds for drafts, whose forwards the proposer runs; vLLM's
+own steps attend to everything.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -64,8 +67,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         config = parse_config(vllm_config.additional_config)
         self.compaction: GroupCompaction | None = None
-        if config is not None and isinstance(kv_cache_spec, FullAttentionSpec):
+        if config is None:
+            return
+        if isinstance(kv_cache_spec, FullAttentionSpec) or config.policy == "lossless":
             self.compaction = self.make_compaction(config)
+        layers: dict[str, Any] = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        for layer in layers.values():
+            layer.impl.builder = self  # where the proposer finds it
 
     def build(
         self,
@@ -75,21 +83,55 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> CPUAttentionMetadata:
         """Builds the metadata of a step; every layer of the group receives it."""
         common = common_attn_metadata
-        if self.compaction is None:
-            return super().build(common_prefix_len, common, fast_build)
-        num_tokens = common.seq_lens[: common.num_reqs].numpy()
-        num_queries = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
-        is_decoding = num_queries == 1
-        if common.is_prefilling is not None:  # a prompt's chunk may be one token long
-            is_decoding &= ~common.is_prefilling[: common.num_reqs].numpy()
-        step = self.compaction.begin_step(
-            common.block_table_tensor[: common.num_reqs].numpy(), num_tokens, is_decoding
-        )
+        step = None if self.compaction is None else self._begin_step(self.compaction, common)
         if step is None:
             return super().build(common_prefix_len, common, fast_build)
         compacted = replace(common, seq_lens=torch.from_numpy(step.tables.num_keys))
         metadata = super().build(common_prefix_len, compacted, fast_build)
         return CompactedMetadata(**vars(metadata), step=step)
+
+    def _begin_step(
+        self, compaction: GroupCompaction, common: CommonAttentionMetadata
+    ) -> StepCompaction | None:
+        from torch_bridge.vllm.drafting import GroupDrafting
+
+        block_table = common.block_table_tensor[: common.num_reqs].numpy()
+        num_tokens = common.seq_lens[: common.num_reqs].numpy()
+        num_queries = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+        is_decoding = np.ones(common.num_reqs, np.bool_)
+        if common.is_prefilling is not None:  # a prompt's chunk may be one token long
+            is_decoding = ~common.is_prefilling[: common.num_reqs].numpy()
+        if isinstance(compaction, GroupDrafting):
+            return compaction.begin_verification(block_table, num_tokens, num_queries, is_decoding)
+        return compaction.begin_step(block_table, num_tokens, is_decoding & (num_queries == 1))
+
+    def build_draft(
+        self,
+        step: StepCompaction,
+        num_queries: list[int],
+        slot_mapping: torch.Tensor,
+    ) -> CompactedMetadata:
+        """Builds the metadata of a forward that drafts.
+
+        Args:
+            step: what it attends to.
+            num_queries: tokens of each row.
+            slot_mapping: int64 [tokens], where their KV goes.
+        """
+        num_keys = torch.from_numpy(step.tables.num_keys)
+        first_query = torch.tensor([0, *np.cumsum(num_queries)], dtype=torch.int32)
+        common = CommonAttentionMetadata(
+            query_start_loc=first_query,
+            query_start_loc_cpu=first_query,
+            seq_lens=num_keys,
+            num_reqs=len(num_queries),
+            num_actual_tokens=sum(num_queries),
+            max_query_len=max(num_queries),
+            max_seq_len=int(num_keys.max()),
+            block_table_tensor=torch.from_numpy(step.tables.block_table[0]),
+            slot_mapping=slot_mapping,
+        )
+        return CompactedMetadata(**vars(super().build(0, common)), step=step)
 
     def make_compaction(self, config: AttendConfig) -> GroupCompaction:
         """The policy for this group.
@@ -104,11 +146,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         from blockcompact_jax.geometry import ModelGeometry
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
+        from torch_bridge.vllm.drafting import GroupDrafting
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version("vLLM")
-        self._check_engine()
-        compaction = GroupCompaction(
+        self._check_engine(config)
+        kind = GroupDrafting if config.policy == "lossless" else GroupCompaction
+        compaction = kind(
             config,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
@@ -155,7 +199,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         )
         return retained_of(self.kv_cache_spec.engine)
 
-    def _check_engine(self) -> None:
+    def _check_engine(self, config: AttendConfig) -> None:
         from torch_bridge.vllm.engine_checks import AttentionFacts, check_engine
 
         layers: dict[str, Any] = get_layers_from_vllm_config(
@@ -177,7 +221,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
                 or bool(impl.logits_soft_cap)
             ),
         )
-        check_engine(self.vllm_config, attention)
+        check_engine(self.vllm_config, attention, policy=config.policy)
 
 
 def _kind(spec: Any) -> str:
@@ -194,10 +238,8 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
         super().__init__(*args, **kwargs)
         vllm_config = get_current_vllm_config()
         config = parse_config(vllm_config.additional_config)
-        is_retaining = config is not None and config.policy == "retain"
-        BlockCompactAttentionBackend.retaining_engine = (
-            vllm_config.instance_id if is_retaining else None
-        )
+        BlockCompactAttentionBackend.make_spec = _make_spec(vllm_config, config)
+        self.builder: BlockCompactMetadataBuilder | None = None
 
     def forward(  # noqa: PLR0917  # as vLLM calls it
         self,
@@ -230,25 +272,41 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
         return output
 
 
+def _make_spec(vllm_config: VllmConfig, config: AttendConfig | None) -> Callable[[Any], Any] | None:
+    if config is None:
+        return None
+    if config.policy == "retain":
+        from torch_bridge.vllm.retain import register, retained_spec
+
+        register()
+        return partial(retained_spec, engine=vllm_config.instance_id)
+    if config.policy == "lossless":
+        from torch_bridge.vllm.lookahead import lookahead_spec
+
+        return partial(
+            lookahead_spec,
+            num_lookahead_tokens=vllm_config.num_speculative_tokens,
+            max_tokens=vllm_config.model_config.max_model_len,
+        )
+    return None
+
+
 class BlockCompactAttentionBackend(CPUAttentionBackend):
     """The stock CPU backend with our builder and implementation.
 
     Attributes:
-        retaining_engine: the engine whose model this process loaded last, if it gives blocks back;
-            vLLM asks for specifications when it no longer says which configuration they are for.
+        make_spec: turns vLLM's specification of a layer's cache into one of ours, for the engine
+            whose model this process loaded last, if its policy needs that; vLLM asks for
+            specifications when it no longer says which configuration they are for.
     """
 
-    retaining_engine: ClassVar[str | None] = None
+    make_spec: ClassVar[Callable[[Any], Any] | None] = None
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        """The specification of a layer's cache; one of ours where blocks are given back."""
-        if cls.retaining_engine is None:
-            return super().customize_spec(spec)
-        from torch_bridge.vllm.retain import register, retained_spec
-
-        register()
-        return retained_spec(super().customize_spec(spec), engine=cls.retaining_engine)
+        """The specification of a layer's cache; one of ours where the policy needs it."""
+        stock = super().customize_spec(spec)
+        return stock if cls.make_spec is None else cls.make_spec(stock)
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:

@@ -208,6 +208,21 @@ class GroupCompaction:
     def _step(
         self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
     ) -> StepCompaction:
+        return StepCompaction(
+            tables=tables,
+            block_table_by_layer_name=self._by_layer_name(tables),
+            row_by_layer_name=self._row_by_layer_name,
+            scored=self._begin_scoring(requests, scored),
+            blocks=self._blocks,
+        )
+
+    def _by_layer_name(self, tables: StepTables) -> dict[str, torch.Tensor]:
+        return dict(zip(self._row_by_layer_name, torch.from_numpy(tables.block_table), strict=True))
+
+    def _begin_scoring(
+        self, requests: list[DecodingRequest | None], scored: list[bool]
+    ) -> dict[int, ScoredRequest]:
+        """By batch row."""
         due_requests = {
             place: request
             for place, request in enumerate(requests)
@@ -221,15 +236,7 @@ class GroupCompaction:
         }
         self.counts.num_scored += len(due)
         self._scoring = list(due.values())
-        return StepCompaction(
-            tables=tables,
-            block_table_by_layer_name=dict(
-                zip(self._row_by_layer_name, torch.from_numpy(tables.block_table), strict=True)
-            ),
-            row_by_layer_name=self._row_by_layer_name,
-            scored=due,
-            blocks=self._blocks,
-        )
+        return due
 
     def _scored(self, request: DecodingRequest, *, num_columns: int) -> ScoredRequest:
         heads = self._geometry.layer_geometry(0).num_query_heads

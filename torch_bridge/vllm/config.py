@@ -12,17 +12,18 @@ CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
 
 
-PolicyName = Literal["attend", "retain"]
+PolicyName = Literal["attend", "retain", "lossless"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttendConfig:
-    """Decoding attends to selected blocks.
+    """Decoding, or drafting, attends to selected blocks.
 
     Attributes:
         policy: "attend" leaves the full KV with vLLM, and every layer selects anew from all of it;
-            "retain" selects once for all layers and gives the other blocks back to vLLM, for good.
+            "retain" selects once for all layers and gives the other blocks back to vLLM, for good;
+            "lossless" selects as "attend" does, but for drafts only, which vLLM verifies.
         budget: whole blocks that each layer of a request attends to, sink and recent included; the
             partial block and what was generated since the last selection come on top.
         reselect_every_tokens: most generated tokens between two selections of a request.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_bridge.vllm.config import PolicyName
 from torch_bridge.vllm.kv_blocks import LAYOUTS
 
 _PARALLEL_SIZES = (
@@ -17,6 +18,12 @@ _PARALLEL_SIZES = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
+
+
+_KV_CACHE_KINDS = {"FullAttentionSpec", "RetainedAttentionSpec", "LookaheadAttentionSpec"}
+
+PROPOSER = "torch_bridge.vllm.proposer.SelfSpeculation"
+"""The class that vLLM's `speculative_config` names under the policy "lossless"."""
 
 
 class UnsupportedEngineError(ValueError):
@@ -46,17 +53,22 @@ class AttentionFacts:
     biased_layers: tuple[str, ...]
 
 
-def check_engine(config: Any, attention: AttentionFacts) -> None:
+def check_engine(config: Any, attention: AttentionFacts, *, policy: PolicyName) -> None:
     """Refuses an engine that compaction cannot serve.
 
     Args:
         config: vLLM's `VllmConfig`.
         attention: of the group.
+        policy: what the engine is to do.
 
     Raises:
         UnsupportedEngineError: with the first fault and its remedy.
     """
-    for fault in (*_faults_of_attention(attention), *_faults_of_config(config)):
+    for fault in (
+        *_faults_of_attention(attention),
+        *_faults_of_config(config),
+        *(_faults_of_drafting(config) if policy == "lossless" else _faults_of_speculation(config)),
+    ):
         raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
 
 
@@ -136,7 +148,7 @@ def _faults_of_attention(attention: AttentionFacts) -> Iterator[str]:
             f"its attention packs KV as {attention.isa!r}, expected one of {', '.join(LAYOUTS)}; "
             "these need an x86 CPU, and a block size and a head size that are multiples of 32"
         )
-    if attention.kv_cache_kind not in {"FullAttentionSpec", "RetainedAttentionSpec"}:
+    if attention.kv_cache_kind not in _KV_CACHE_KINDS:
         yield (
             f"it has a KV cache of the kind {attention.kv_cache_kind}, expected plain causal "
             "FullAttentionSpec; this model is not supported"
@@ -164,12 +176,35 @@ def _faults_of_config(config: Any) -> Iterator[str]:
             "a KV connector is configured, and KV computed from compacted attention must not leave "
             "the engine; leave `kv_transfer_config` and KV offloading out"
         )
-    if config.speculative_config is not None:
-        yield (
-            "speculative decoding is on, and its verification would be compacted too; leave "
-            "`speculative_config` out"
-        )
     for name in _PARALLEL_SIZES:
         size = getattr(config.parallel_config, name, 1)
         if size != 1:
             yield f"`{name}` is {size}, which was not tested; expected 1"
+
+
+def _faults_of_speculation(config: Any) -> Iterator[str]:
+    if config.speculative_config is not None:
+        yield (
+            "speculative decoding is on, and its verification would be compacted too; leave "
+            "`speculative_config` out, or use the policy 'lossless'"
+        )
+
+
+def _faults_of_drafting(config: Any) -> Iterator[str]:
+    given = config.speculative_config
+    if given is None or given.method != "custom_class" or given.model != PROPOSER:
+        named = None if given is None else f"{given.method} {given.model}"
+        yield (
+            f"its proposer is {named}, and the policy 'lossless' drafts with its own; pass "
+            f"speculative_config={{'method': 'custom_class', 'model': {PROPOSER!r}, "
+            "'num_speculative_tokens': 4}"
+        )
+    if config.scheduler_config.async_scheduling:
+        yield (
+            "asynchronous scheduling is on, which plans a step before the drafts for it are known; "
+            "pass async_scheduling=False"
+        )
+    if config.lora_config is not None:
+        yield "LoRA is on, and drafts would run without its adapters; leave `enable_lora` out"
+    if config.model_config.is_multimodal_model:
+        yield "its model takes images or sound, and drafts know tokens alone; use a text model"

@@ -1,9 +1,10 @@
 """Which rows of a batch are decoding requests seen before, and what they have selected.
 
 An attention backend is told block tables and lengths, not request names. A request is recognised by
-its physical blocks: the block its newest token goes into belongs to it alone, and everything before
-must be as it was one token ago. A row that does not match starts anew, so a finished, preempted or
-aborted request leaves nothing behind: whatever was not seen in a step is forgotten.
+its physical blocks: its first belongs to it alone (prefix caching is off), the others must be as
+they were, and its length what its last step made it. A row that does not match starts anew, so a
+finished, preempted or aborted request leaves nothing behind: whatever was not seen in a step is
+forgotten.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class DecodingRequest:
     Attributes:
         physical_blocks: its whole block table at its last step, in sequence order.
         num_tokens: its length at its last step, the token of that step included.
+        next_num_tokens: what its length must be at its next step.
         selected: [row, num_selected] logical blocks, ascending; None before the first selection.
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
         reselect_at_tokens: its length when it is scored again.
@@ -29,6 +31,7 @@ class DecodingRequest:
 
     physical_blocks: Int32[np.ndarray, " blocks"]
     num_tokens: int
+    next_num_tokens: int = 0
     selected: Int32[np.ndarray, "row selected"] | None = None
     num_candidate_blocks: int = 0
     reselect_at_tokens: int = 0
@@ -92,7 +95,7 @@ class RequestTracker:
         """
         self.block_tokens = block_tokens
         self._retained = retained
-        self._by_newest_block: dict[int, DecodingRequest] = {}
+        self._by_first_block: dict[int, DecodingRequest] = {}
 
     def schedule(self, request: DecodingRequest, *, every_tokens: int) -> None:
         """Says when a request that was just scored is scored again: at latest after `every_tokens`.
@@ -105,7 +108,7 @@ class RequestTracker:
             every_tokens: most tokens between two scorings.
         """
         num_due = [0] * (every_tokens + 1)  # by steps from the scored one
-        for other in self._by_newest_block.values():
+        for other in self._by_first_block.values():
             wait = other.reselect_at_tokens - other.num_tokens
             if other is not request and other.selected is not None and 0 < wait <= every_tokens:
                 num_due[wait] += 1
@@ -125,7 +128,8 @@ class RequestTracker:
             block_table: physical blocks of every row of the batch; entries past a row's length may
                 hold anything.
             num_tokens: length of every row, the tokens of this step included.
-            is_decoding: rows that compute one token, past their prompt.
+            is_decoding: rows past their prompt, whose newest token by `num_tokens` is the only one
+                that is new and certain.
 
         Returns:
             For each row its request, brought up to this step; None for rows that do not decode,
@@ -135,7 +139,7 @@ class RequestTracker:
             RuntimeError: for a request that gave blocks back and lost others.
         """
         rows: list[DecodingRequest | None] = []
-        by_newest_block: dict[int, DecodingRequest] = {}
+        by_first_block: dict[int, DecodingRequest] = {}
         for table, length, decodes in zip(
             block_table, num_tokens.tolist(), is_decoding, strict=True
         ):
@@ -146,11 +150,12 @@ class RequestTracker:
                 continue
             request = request or self._find(blocks, length)
             request.physical_blocks, request.num_tokens = blocks, length
-            by_newest_block[int(blocks[-1])] = request
+            request.next_num_tokens = length + 1
+            by_first_block[int(blocks[0])] = request
             rows.append(request)
             if self._retained is not None and request.is_retained:
                 self._retained.add(request)
-        self._by_newest_block = by_newest_block
+        self._by_first_block = by_first_block
         return rows
 
     def _find_retained(
@@ -162,9 +167,8 @@ class RequestTracker:
         return None if known is None else _checked(known, blocks, num_tokens)
 
     def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
-        place = (num_tokens - 2) // self.block_tokens  # the block of the token before
-        known = self._by_newest_block.get(int(blocks[place])) if num_tokens > 1 else None
-        if known is not None and known.num_tokens == num_tokens - 1:
+        known = self._by_first_block.get(int(blocks[0])) if blocks.size else None
+        if known is not None and known.next_num_tokens == num_tokens:
             before = known.physical_blocks
             if np.array_equal(before, blocks[: before.size]):
                 return known

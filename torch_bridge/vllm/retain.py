@@ -10,15 +10,15 @@ window do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from torch_bridge.vllm.requests import RetainedRequests
+from torch_bridge.vllm.specs import as_kind, merge_plain, register_manager
 
 _retained_by_engine: WeakValueDictionary[str, RetainedRequests] = WeakValueDictionary()
 # A process may have several engines, and each numbers its physical blocks from 0.
@@ -46,9 +46,8 @@ class RetainedAttentionSpec(FullAttentionSpec):
     @classmethod
     def merge(cls, specs: Sequence[Self]) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The one specification of layers that share a block table."""
-        plain = [_as(FullAttentionSpec, spec) for spec in specs]
         (engine,) = {spec.engine for spec in specs}
-        return _as(cls, FullAttentionSpec.merge(plain), engine=engine)
+        return as_kind(cls, merge_plain(specs), engine=engine)
 
 
 def retained_spec(spec: Any, *, engine: str) -> Any:
@@ -60,12 +59,7 @@ def retained_spec(spec: Any, *, engine: str) -> Any:
     """
     if type(spec) is not FullAttentionSpec:
         return spec
-    return _as(RetainedAttentionSpec, spec, engine=engine)
-
-
-def _as(kind: Any, spec: Any, **more: Any) -> Any:
-    given = {f.name: getattr(spec, f.name) for f in fields(FullAttentionSpec) if f.init}
-    return kind(**given, **more)
+    return as_kind(RetainedAttentionSpec, spec, engine=engine)
 
 
 class RetainedAttentionManager(FullAttentionManager):
@@ -103,9 +97,4 @@ class RetainedAttentionManager(FullAttentionManager):
 
 def register() -> None:
     """Tells vLLM which manager serves the specification."""
-    KVCacheSpecRegistry._ensure_registered()  # it registers its own only while there are none
-    KVCacheSpecRegistry.register(
-        RetainedAttentionSpec,
-        manager_class=RetainedAttentionManager,
-        uniform_type_base_spec=FullAttentionSpec,
-    )
+    register_manager(RetainedAttentionSpec, RetainedAttentionManager)

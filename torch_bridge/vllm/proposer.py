@@ -1,0 +1,163 @@
+"""Drafts for vLLM's speculative decoding: the model itself, over the selected blocks.
+
+vLLM asks after every step. All requests that have a selection draft together, one forward a token;
+vLLM's next step verifies the drafts with full attention and its own rejection sampler, so the
+output is stock vLLM's.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int32
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention import Attention
+
+from torch_bridge.budget import OptionError
+from torch_bridge.vllm.backend import BlockCompactMetadataBuilder
+from torch_bridge.vllm.config import CONFIG_KEY, parse_config
+from torch_bridge.vllm.drafting import DraftTables, GroupDrafting
+
+
+class SelfSpeculation:
+    """A proposer of the kind `custom_class`."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        """As vLLM constructs it, before it loads the model.
+
+        Args:
+            vllm_config: of the engine.
+
+        Raises:
+            OptionError: where the policy is not "lossless".
+        """
+        config = parse_config(vllm_config.additional_config)
+        if config is None or config.policy != "lossless":
+            raise OptionError(
+                f"`speculative_config` names {type(self).__name__}, and `policy` is "
+                f"{config and config.policy!r}, expected 'lossless'; pass additional_config="
+                f"{{{CONFIG_KEY!r}: {{'policy': 'lossless', 'budget': '10%'}}}}"
+            )
+        self._vllm_config = vllm_config
+        self._num_draft_tokens: int = vllm_config.num_speculative_tokens
+
+    def load_model(self, model: torch.nn.Module) -> None:
+        """Takes the engine's model, which drafts too.
+
+        Args:
+            model: the target model.
+        """
+        self._model: Any = model
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32[np.ndarray, " max_batch"],
+        token_ids_cpu: Int32[np.ndarray, "max_batch max_tokens"],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts for every request that has a selection.
+
+        Args:
+            sampled_token_ids: tokens that each row of the batch gained in the step.
+            num_tokens_no_spec: confirmed tokens of each row, these included.
+            token_ids_cpu: the confirmed tokens themselves.
+            slot_mappings: of the step's own tokens; not used.
+
+        Returns:
+            Drafted tokens of each row: none, or as many as vLLM asks for.
+        """
+        num_tokens = num_tokens_no_spec[: len(sampled_token_ids)].astype(np.int32)
+        builders = self._builders()
+        selected = [set(_drafting(b).finish_verification(num_tokens)) for b in builders]
+        places = [
+            place
+            for place, sampled in enumerate(sampled_token_ids)
+            if sampled and all(place in rows for rows in selected)
+        ]
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if places:
+            newest = [int(token_ids_cpu[place, num_tokens[place] - 1]) for place in places]
+            for place, drafted in zip(
+                places, self._draft(builders, places, num_tokens[places], newest), strict=True
+            ):
+                drafts[place] = drafted
+        return drafts
+
+    def _draft(
+        self,
+        builders: list[BlockCompactMetadataBuilder],
+        places: list[int],
+        num_tokens: Int32[np.ndarray, " row"],
+        newest: list[int],
+    ) -> list[list[int]]:
+        """Tokens drafted for each row of `places`, whose newest tokens have no KV yet."""
+        most = self._num_draft_tokens
+        tables = [
+            _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=most)
+            for builder in builders
+        ]
+        drafts: list[list[int]] = [[] for _ in places]
+        while rows := [row for row, drafted in enumerate(drafts) if len(drafted) < most]:
+            fed = [drafts[row][-1:] or [newest[row]] for row in rows]
+            first = [int(num_tokens[row]) - 1 + len(drafts[row]) for row in rows]
+            for row, best in zip(
+                rows, self._forward(builders, tables, rows, fed, first), strict=True
+            ):
+                drafts[row] += best
+        return drafts
+
+    def _forward(
+        self,
+        builders: list[BlockCompactMetadataBuilder],
+        tables: list[DraftTables],
+        rows: list[int],
+        fed: list[list[int]],
+        first_positions: list[int],
+    ) -> list[list[int]]:
+        """The best next token after each token fed to each of `rows`."""
+        num_queries = [len(tokens) for tokens in fed]
+        ranges = [
+            np.arange(first, first + count)
+            for first, count in zip(first_positions, num_queries, strict=True)
+        ]
+        lengths = np.add(first_positions, num_queries, dtype=np.int32)
+        metadata: dict[str, Any] = {}
+        slot_mapping: dict[str, torch.Tensor] = {}
+        for builder, table in zip(builders, tables, strict=True):
+            step = _drafting(builder).draft_step(table, rows, lengths)
+            slots = torch.from_numpy(table.slots(rows, ranges, block_tokens=builder.block_size))
+            built = builder.build_draft(step, num_queries, slots)
+            metadata |= dict.fromkeys(builder.layer_names, built)
+            slot_mapping |= dict.fromkeys(builder.layer_names, slots)
+        positions = torch.from_numpy(np.concatenate(ranges))
+        with set_forward_context(
+            metadata, self._vllm_config, num_tokens=positions.numel(), slot_mapping=slot_mapping
+        ):
+            hidden = self._model(
+                input_ids=torch.tensor([token for tokens in fed for token in tokens]).int(),
+                positions=positions,
+                intermediate_tensors=None,
+                inputs_embeds=None,
+            )
+        best: list[int] = self._model.compute_logits(hidden).argmax(-1).tolist()
+        ends = np.cumsum(num_queries)
+        return [best[end - count : end] for end, count in zip(ends, num_queries, strict=True)]
+
+    def _builders(self) -> list[BlockCompactMetadataBuilder]:
+        """Of all attention layers, each once."""
+        layers: dict[str, Any] = get_layers_from_vllm_config(self._vllm_config, Attention)
+        return list(dict.fromkeys(layer.impl.builder for layer in layers.values()))
+
+
+def _drafting(builder: BlockCompactMetadataBuilder) -> GroupDrafting:
+    if not isinstance(builder.compaction, GroupDrafting):
+        raise RuntimeError(
+            f"the layers {builder.layer_names} do not draft; this is a fault of blockcompact"
+        )
+    return builder.compaction
