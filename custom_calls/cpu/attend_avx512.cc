@@ -162,10 +162,11 @@ ATTEND_TARGET void PackKVecPairs(const std::byte* column, const std::byte* next_
   alignas(64) uint16_t index[32];
   for (int i = 0; i < 32; ++i) index[i] = static_cast<uint16_t>(i % 2 * 16 + i / 2);
   const __m512i interleave = _mm512_load_si512(index);
+  const bool has_long_rows = row_bytes > 32;  // else two share a line
   for (int64_t word = 0; word < num_words; ++word, column += 2 * row_bytes) {
     const char* next = reinterpret_cast<const char*>(next_column) + 2 * word * row_bytes;
-    _mm_prefetch(next, _MM_HINT_T0);
-    _mm_prefetch(next + row_bytes, _MM_HINT_T0);
+    _mm_prefetch(next, _MM_HINT_T1);
+    if (has_long_rows) _mm_prefetch(next + row_bytes, _MM_HINT_T1);
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column + row_bytes));
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);

@@ -96,6 +96,9 @@ bool TileReader::IsTile(const TokenRun& run, int64_t run_key, int64_t key,
 
 void TileReader::FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const {
   *places = {};
+  if (!sequence_.segments[0].is_amx() && !sequence_.segments[sequence_.num_segments - 1].is_amx()) {
+    return;
+  }
   const int64_t end = std::min(first_key + num_keys, sequence_.num_keys);
   for (int64_t key = first_key; key < end;) {
     const TokenRun run = sequence_.RunAt(key, sequence_.num_keys);
@@ -163,15 +166,15 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
     return block.segment->head(block.entry, 0, kv_head_) +
            block.token * block.segment->shape().token_bytes();
   }
-  const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
-  const TokenRun run = sequence_.RunAt(key, end);
-  const BlockShape& shape = run.segment->shape();
-  if (run.segment->packed != nullptr && !run.segment->is_amx() && run.num_tokens == end - key) {
-    const std::byte* column = ColumnOf(run, kv_head_);
+  const int64_t num_tokens = std::min(kTileTokens, sequence_.num_keys - key);
+  const BlockShape& shape = block.segment->shape();
+  const bool is_vec = block.segment->packed != nullptr && !block.segment->is_amx();
+  if (is_vec && block.num_tokens >= num_tokens) {
+    const std::byte* column = ColumnOf(block, kv_head_);
     const int64_t next_key = std::min(key + kGroupTokens, sequence_.num_keys - 1);
     const TokenRun next = sequence_.RunAt(next_key, next_key + 1);
     const bool has_columns = next.segment->packed != nullptr && !next.segment->is_amx();
-    kernels_.pack_k_vec(column, has_columns ? ColumnOf(next, kv_head_) : column, run.num_tokens,
+    kernels_.pack_k_vec(column, has_columns ? ColumnOf(next, kv_head_) : column, num_tokens,
                         shape.block_tokens, shape.head_dim, scratch);
     return scratch;
   }

@@ -107,14 +107,25 @@ struct PackVecV : PackKind<T> {
   }
 };
 
-// K of `vec` is written in pieces of 16 tokens, mostly less than a line: never streamed.
+// K of `vec`, 32-bit: a row of tokens for each dim. Whole tiles give whole lines.
 struct PackVecK32 : PackKind<uint32_t> {
-  static bool IsAligned(const HeadJob&, const HeadShape&) { return false; }
+  static bool IsAligned(const HeadJob& job, const HeadShape& s) {
+    return IsLineAligned(job.to) && s.block_tokens % 16 == 0 && s.head_dim % 4 == 0;
+  }
   template <bool kIsStreaming>
   TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
     const FromTokens from(job, s, token, RowBytes(s));
     const __mmask16 tokens = Mask16(from.count);
+    const int64_t stride_bytes = 4 * s.block_tokens;
     char* to = static_cast<char*>(job.to) + 4 * token;
+    if constexpr (kIsStreaming) {
+      for (int64_t dim = 0; dim < s.head_dim; dim += 4, to += 4 * stride_bytes) {
+        __m512i lines[4];
+        LoadColumns(from.base + 4 * dim, from.stride_bytes, lines);
+        for (int i = 0; i < 4; ++i) StoreLine<true>(to + i * stride_bytes, lines[i]);
+      }
+      return;
+    }
     for (int64_t dim = 0; dim < s.head_dim; dim += 16) {
       const int64_t dims = std::min<int64_t>(16, s.head_dim - dim);
       __m512i tile[16];
@@ -124,17 +135,64 @@ struct PackVecK32 : PackKind<uint32_t> {
       }
       Transpose(tile);
       for (int i = 0; i < 16; ++i) {
-        if (i < dims)
-          _mm512_mask_storeu_epi32(to + (dim + i) * 4 * s.block_tokens, tokens, tile[i]);
+        if (i < dims) _mm512_mask_storeu_epi32(to + (dim + i) * stride_bytes, tokens, tile[i]);
       }
     }
   }
 };
 
+// The same of 16-bit values. Blocks of 16 tokens give lines of two dims, longer ones of 32 tokens.
 struct PackVecK16 : PackKind<uint16_t> {
-  static bool IsAligned(const HeadJob&, const HeadShape&) { return false; }
+  static constexpr int64_t kStepTokens = 2 * kTileRows;
+
+  static bool IsAligned(const HeadJob& job, const HeadShape& s) {
+    const bool has_whole_lines = s.block_tokens == kTileRows || s.block_tokens % kStepTokens == 0;
+    return IsLineAligned(job.to) && has_whole_lines && s.head_dim % 8 == 0;
+  }
   template <bool kIsStreaming>
   TILE_INLINE static void Tile(const HeadJob& job, const HeadShape& s, int64_t token) {
+    if constexpr (kIsStreaming) {
+      s.block_tokens == kTileRows ? StreamPairs(job, s) : StreamRows(job, s, token);
+      return;
+    }
+    StoreTile(job, s, token);
+    if (token + kTileRows < s.block_tokens) StoreTile(job, s, token + kTileRows);
+  }
+
+  TILE_INLINE static void StreamPairs(const HeadJob& job, const HeadShape& s) {
+    const FromTokens from(job, s, 0, RowBytes(s));
+    const __m512i order = EvenThenOdd();
+    char* to = static_cast<char*>(job.to);
+    for (int64_t byte = 0; byte < RowBytes(s); byte += 16, to += 4 * kLineBytes) {
+      __m512i pairs[4];
+      LoadColumns(from.base + byte, from.stride_bytes, pairs);
+      for (int i = 0; i < 4; ++i) {
+        StoreLine<true>(to + i * kLineBytes, _mm512_permutexvar_epi16(order, pairs[i]));
+      }
+    }
+  }
+
+  TILE_INLINE static void StreamRows(const HeadJob& job, const HeadShape& s, int64_t token) {
+    const FromTokens first(job, s, token, RowBytes(s));
+    const FromTokens second(job, s, token + kTileRows, RowBytes(s));
+    const __m512i order = EvenThenOdd();
+    const int64_t stride_bytes = 2 * s.block_tokens;
+    char* to = static_cast<char*>(job.to) + 2 * token;
+    for (int64_t byte = 0; byte < RowBytes(s); byte += 16) {
+      __m512i low[4];
+      __m512i high[4];
+      LoadColumns(first.base + byte, first.stride_bytes, low);
+      LoadColumns(second.base + byte, second.stride_bytes, high);
+      for (int i = 0; i < 4; ++i, to += 2 * stride_bytes) {
+        const __m512i a = _mm512_permutexvar_epi16(order, low[i]);
+        const __m512i b = _mm512_permutexvar_epi16(order, high[i]);
+        StoreLine<true>(to, _mm512_shuffle_i64x2(a, b, 0x44));
+        StoreLine<true>(to + stride_bytes, _mm512_shuffle_i64x2(a, b, 0xEE));
+      }
+    }
+  }
+
+  TILE_INLINE static void StoreTile(const HeadJob& job, const HeadShape& s, int64_t token) {
     const FromTokens from(job, s, token, RowBytes(s));
     const int64_t stride_bytes = 2 * s.block_tokens;
     const __mmask16 tokens = Mask16(from.count);

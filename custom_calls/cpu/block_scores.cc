@@ -71,10 +71,11 @@ class ScoreTask {
         kv_head_(kv_head) {
     const int64_t row_bytes = tile_bytes_ / kTileTokens;
     const int64_t num_rows = kBatchRows + kSpareRows;
-    scratch->Reset(num_rows * (row_bytes + kRowTokens * 4) + (kGroupTiles + 1) * tile_bytes_, 4);
+    scratch->Reset(num_rows * (row_bytes + kRowTokens * 4) + (2 * kGroupTiles + 1) * tile_bytes_,
+                   4);
     queries_ = scratch->Take<std::byte>(num_rows * row_bytes);
     scores_ = scratch->Take<float>(num_rows * kRowTokens);
-    tiles_ = scratch->Take<std::byte>(kGroupTiles * tile_bytes_);
+    tiles_ = scratch->Take<std::byte>(2 * kGroupTiles * tile_bytes_);
     rows_ = scratch->Take<std::byte>(tile_bytes_);
   }
 
@@ -83,6 +84,7 @@ class ScoreTask {
     first_row_ = first_row;
     num_rows_ = num_rows;
     LoadQueries();
+    for (int64_t row = 0; row < num_rows; ++row) results_[row] = ScoresOf(row);
     if (kernels_.enter != nullptr) kernels_.enter(num_rows);
     const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
     for (int64_t key = first_entry * block_tokens_; key < end;) {
@@ -120,33 +122,43 @@ class ScoreTask {
     return std::min(key / block_tokens_ * block_tokens_ + block_tokens_, key + kPartTokens);
   }
 
+  // The tiles of a group are put in order before those of the group before it are multiplied: what
+  // was just written is not read at once.
   void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
     TilePlaces places;
     reader.FindPlaces(first_key, end - first_key + 2 * kGroupTokens, &places);
-    for (int64_t key = first_key; key < end; key += kGroupTokens) {
-      ScoreJob job;
-      job.queries = queries_;
-      job.num_rows = num_rows_;
-      job.dims_padded = dims_padded_;
-      job.scores = scores_ + key - first_key;
-      for (int64_t i = 0; i < kGroupTiles; ++i) {
-        const int64_t tile_key = key + i * kTileTokens;
-        // Past the end the last tile is scored again and not looked at.
-        const int64_t tile = (tile_key - first_key) / kTileTokens;
-        job.k_tiles[i] = places.k[tile];
-        if (tile_key >= end) {
-          job.k_tiles[i] = job.k_tiles[i - 1];
-        } else if (places.k[tile] == nullptr) {
-          job.k_tiles[i] = reader.K(tile_key, tiles_ + i * tile_bytes_);
-        }
-        const std::byte* next = places.k[tile + kGroupTiles];
-        if (next == nullptr) reader.PrefetchRows(tile_key + kGroupTokens, 0);
-        job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
-      }
-      kernels_.score(job);
+    ScoreJob jobs[2];
+    ReadGroup(reader, places, first_key, first_key, end, &jobs[0]);
+    for (int64_t key = first_key, number = 0; key < end; key += kGroupTokens, ++number) {
+      const int64_t next = key + kGroupTokens;
+      if (next < end) ReadGroup(reader, places, first_key, next, end, &jobs[(number + 1) % 2]);
+      kernels_.score(jobs[number % 2]);
     }
     for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
+  }
+
+  // The job of the group of `key`, in the part [first_key, end).
+  void ReadGroup(const TileReader& reader, const TilePlaces& places, int64_t first_key, int64_t key,
+                 int64_t end, ScoreJob* job) const {
+    job->queries = queries_;
+    job->num_rows = num_rows_;
+    job->dims_padded = dims_padded_;
+    job->scores = scores_ + key - first_key;
+    const int64_t first_tile = (key - first_key) / kTileTokens;
+    std::byte* scratch = tiles_ + first_tile % (2 * kGroupTiles) * tile_bytes_;
+    for (int64_t i = 0; i < kGroupTiles; ++i) {
+      const int64_t tile_key = key + i * kTileTokens;
+      job->k_tiles[i] = places.k[first_tile + i];
+      if (tile_key >= end) {
+        job->k_tiles[i] = job->k_tiles[i - 1];  // scored again and not looked at
+      } else if (job->k_tiles[i] == nullptr) {
+        job->k_tiles[i] = reader.K(tile_key, scratch + i * tile_bytes_);
+      }
+      const std::byte* next = places.k[first_tile + i + kGroupTiles];
+      if (next == nullptr) reader.PrefetchRows(tile_key + kGroupTokens, 0);
+      job->next_k_tiles[i] = next != nullptr ? next : job->k_tiles[i];
+    }
   }
 
   void ReducePart(int64_t row, int64_t first_key, int64_t end) {
@@ -155,11 +167,11 @@ class ScoreTask {
       for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
     }
     if (call_.reduction == BlockReduction::kTokens) {
-      float* out = ScoresOf(row) + first_key;
+      float* out = results_[row] + first_key;
       std::memcpy(out, scores, static_cast<size_t>(end - first_key) * sizeof(float));
       return;
     }
-    float* out = ScoresOf(row) + first_key / block_tokens_;
+    float* out = results_[row] + first_key / block_tokens_;
     const int64_t count = end - first_key;
     if (block_tokens_ > kPartTokens) {
       AddPart(out, scores, count, first_key % block_tokens_ == 0);
@@ -215,9 +227,10 @@ class ScoreTask {
   const int64_t kv_head_;
   int64_t first_row_ = 0;
   int64_t num_rows_ = 0;
-  std::byte* queries_;  // [row][dims_padded]
-  float* scores_;       // [row][kRowTokens]
-  std::byte* tiles_;
+  std::byte* queries_;          // [row][dims_padded]
+  float* scores_;               // [row][kRowTokens]
+  float* results_[kBatchRows];  // rows of the call's scores
+  std::byte* tiles_;            // two groups
   std::byte* rows_;
 };
 
