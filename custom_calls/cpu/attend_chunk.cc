@@ -111,13 +111,13 @@ class ChunkTask {
     kernels_.score(job);
   }
 
-  // Memory would rest beside the softmax: it is asked for most of the chunk's values. The
+  // Memory would rest beside the softmax: it is asked for a third of the chunk's values. The
   // weighted sums ask for the others while they work, the scores keep memory busy with keys.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
     prefetch_ = &queue;
-    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) * 2 / 3, 1);
+    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) / 3, 1);
     const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
     lines_per_vector_ = queue.num_lines() / (num_tiles * batch_.num_rows()) + 1;
   }
