@@ -48,7 +48,8 @@ TARGET_AMX void Enter(int64_t num_rows) {
 
 TARGET_AMX void Leave() { _tile_release(); }
 
-inline void PrefetchLines(const std::byte* first, int64_t count) {
+// Always inlined: a call that only asks for memory would be dropped as one without effect.
+__attribute__((always_inline)) inline void PrefetchLines(const std::byte* first, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     _mm_prefetch(reinterpret_cast<const char*>(first + i * kLine), _MM_HINT_T0);
   }
@@ -85,8 +86,8 @@ TARGET_AMX void Score(const ScoreJob& job) {
 }
 
 // Asks for the lines of a tile that comes soon, of some groups of 16 dims.
-inline void PrefetchTile(const ValueJob& job, int64_t tile, int64_t first_group,
-                         int64_t num_groups) {
+__attribute__((always_inline)) inline void PrefetchTile(const ValueJob& job, int64_t tile,
+                                                        int64_t first_group, int64_t num_groups) {
   if (tile >= job.num_tiles) return;
   const VTile& next = job.v_tiles[tile];
   for (int64_t group = first_group; group < first_group + num_groups; ++group) {

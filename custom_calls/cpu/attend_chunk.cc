@@ -97,12 +97,6 @@ class ChunkTask {
                                                   : reinterpret_cast<std::byte*>(scores_ + place);
   }
 
-  int64_t TileOf(int64_t key) const { return (key - first_key_) / kTileTokens; }
-  // Tile i of a group, where it lies or put in order.
-  const std::byte* KOf(int64_t key, int64_t i) const {
-    const std::byte* place = places_.k[TileOf(key)];
-    return place != nullptr ? place : reader_.K(key, tiles_ + i * tile_bytes_);
-  }
   const VTile& VPlaceOf(int64_t key) const { return places_.v[(key - first_key_) / kValueTokens]; }
 
   void ScoreGroup(int64_t key, int64_t end) {
@@ -113,24 +107,17 @@ class ChunkTask {
     job.num_rows = num_rows;
     job.dims_padded = batch_.dims_padded;
     job.scores = scores_ + key - first_key_;
-    for (int64_t i = 0; i < kGroupTiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      // Past the end the last tile is scored again; softmax looks at none of it.
-      job.k_tiles[i] = tile_key < end ? KOf(tile_key, i) : job.k_tiles[i - 1];
-      const std::byte* next = places_.k[TileOf(tile_key + kGroupTokens)];
-      if (next == nullptr) reader_.PrefetchRows(tile_key + kGroupTokens, 0);
-      job.next_k_tiles[i] = next != nullptr ? next : job.k_tiles[i];
-    }
+    reader_.ReadKeys(places_, key, end, tiles_, &job);
     kernels_.score(job);
   }
 
-  // Memory would rest beside the softmax: it is asked for most of the chunk's values. The
+  // Memory would rest beside the softmax: it is asked for a third of the chunk's values. The
   // weighted sums ask for the others while they work, the scores keep memory busy with keys.
   void PlanPrefetch(KeyRange seen) {
     thread_local PrefetchQueue queue;
     queue.Clear();
     prefetch_ = &queue;
-    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) * 2 / 3, 1);
+    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) / 3, 1);
     const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
     lines_per_vector_ = queue.num_lines() / (num_tiles * batch_.num_rows()) + 1;
   }
@@ -279,7 +266,7 @@ class ChunkTask {
   float* const scores_;       // [row][kRowTokens]
   std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
   float* const sums_;         // [row][dims_padded] weighted values
-  std::byte* const tiles_;    // a group read, a group with unseen keys taken out
+  std::byte* const tiles_;    // a group read, a group of V with unseen keys taken out
   BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
   TilePlaces places_;

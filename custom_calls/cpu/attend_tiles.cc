@@ -96,6 +96,7 @@ bool TileReader::IsTile(const TokenRun& run, int64_t run_key, int64_t key,
 
 void TileReader::FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const {
   *places = {};
+  places->first_key = first_key;
   if (!sequence_.segments[0].is_amx() && !sequence_.segments[sequence_.num_segments - 1].is_amx()) {
     return;
   }
@@ -158,6 +159,8 @@ void TileReader::PrefetchRows(int64_t key, int64_t kv) const {
       __builtin_prefetch(row + byte);
     }
   }
+  // A function that only asks for memory would be taken for one without effect, its calls dropped.
+  asm volatile("");
 }
 
 const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
@@ -184,12 +187,27 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
   return scratch;
 }
 
+void TileReader::ReadKeys(const TilePlaces& places, int64_t key, int64_t end, std::byte* scratch,
+                          ScoreJob* job) const {
+  const int64_t tile_bytes = kTileTokens * job->dims_padded * shape().element_bytes;
+  const std::byte* const* k = places.k + (key - places.first_key) / kTileTokens;
+  for (int64_t i = 0; i < kGroupTiles; ++i, key += kTileTokens, scratch += tile_bytes) {
+    if (key >= end) {
+      job->k_tiles[i] = job->k_tiles[i - 1];
+    } else {
+      job->k_tiles[i] = k[i] != nullptr ? k[i] : K(key, scratch);
+    }
+    const std::byte* next = k[i + kGroupTiles];
+    if (next == nullptr) PrefetchRows(key + kGroupTokens, 0);
+    job->next_k_tiles[i] = next != nullptr ? next : job->k_tiles[i];
+  }
+}
+
 VTile TileReader::V(int64_t key, std::byte* scratch) const {
-  const BlockShape& shape = sequence_.segments[0].shape();
   const std::byte* rows[kValueTokens];
   CollectRows(key, 1, rows);
-  kernels_.pack_v(rows, shape.head_dim, scratch);
-  return {scratch, kVStrideElements * shape.element_bytes};
+  kernels_.pack_v(rows, shape().head_dim, scratch);
+  return {scratch, kVStrideElements * shape().element_bytes};
 }
 
 VTile CopySeen(const VTile& tile, int64_t begin, int64_t end, int64_t dims_padded, AttendType type,

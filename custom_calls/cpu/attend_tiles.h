@@ -51,6 +51,7 @@ struct KeySequence {
 // Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a
 // chunk and of the group after it.
 struct TilePlaces {
+  int64_t first_key = 0;
   const std::byte* k[kChunkTiles + kGroupTiles];
   VTile v[kChunkVTiles + kGroupVTiles];
 };
@@ -71,6 +72,11 @@ class TileReader {
   // Places of the tiles of num_keys keys; the first key is a multiple of kValueTokens.
   void FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const;
 
+  // Fills in the K tiles of the group of `key` and those after it; the keys at `end` and beyond are
+  // scored and not looked at. `scratch` has room for the tiles of a group.
+  void ReadKeys(const TilePlaces& places, int64_t key, int64_t end, std::byte* scratch,
+                ScoreJob* job) const;
+
   // Adds the bytes of the keys [key, end) in K (kv 0) or V (kv 1) to what will be read soon.
   void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const;
 
@@ -78,6 +84,7 @@ class TileReader {
   void PrefetchRows(int64_t key, int64_t kv) const;
 
  private:
+  const BlockShape& shape() const { return sequence_.segments[0].shape(); }
   bool IsTile(const TokenRun& run, int64_t run_key, int64_t key, int64_t tile_tokens) const;
   template <int64_t kRows>
   void CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kRows]) const;

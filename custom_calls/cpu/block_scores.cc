@@ -129,36 +129,19 @@ class ScoreTask {
     TilePlaces places;
     reader.FindPlaces(first_key, end - first_key + 2 * kGroupTokens, &places);
     ScoreJob jobs[2];
-    ReadGroup(reader, places, first_key, first_key, end, &jobs[0]);
-    for (int64_t key = first_key, number = 0; key < end; key += kGroupTokens, ++number) {
-      const int64_t next = key + kGroupTokens;
-      if (next < end) ReadGroup(reader, places, first_key, next, end, &jobs[(number + 1) % 2]);
-      kernels_.score(jobs[number % 2]);
+    const auto read = [&](int64_t key, int64_t i) {
+      jobs[i].queries = queries_;
+      jobs[i].num_rows = num_rows_;
+      jobs[i].dims_padded = dims_padded_;
+      jobs[i].scores = scores_ + key - first_key;
+      reader.ReadKeys(places, key, end, tiles_ + i * kGroupTiles * tile_bytes_, &jobs[i]);
+    };
+    read(first_key, 0);
+    for (int64_t key = first_key, i = 0; key < end; key += kGroupTokens, i = 1 - i) {
+      if (key + kGroupTokens < end) read(key + kGroupTokens, 1 - i);
+      kernels_.score(jobs[i]);
     }
     for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
-  }
-
-  // The job of the group of `key`, in the part [first_key, end).
-  void ReadGroup(const TileReader& reader, const TilePlaces& places, int64_t first_key, int64_t key,
-                 int64_t end, ScoreJob* job) const {
-    job->queries = queries_;
-    job->num_rows = num_rows_;
-    job->dims_padded = dims_padded_;
-    job->scores = scores_ + key - first_key;
-    const int64_t first_tile = (key - first_key) / kTileTokens;
-    std::byte* scratch = tiles_ + first_tile % (2 * kGroupTiles) * tile_bytes_;
-    for (int64_t i = 0; i < kGroupTiles; ++i) {
-      const int64_t tile_key = key + i * kTileTokens;
-      job->k_tiles[i] = places.k[first_tile + i];
-      if (tile_key >= end) {
-        job->k_tiles[i] = job->k_tiles[i - 1];  // scored again and not looked at
-      } else if (job->k_tiles[i] == nullptr) {
-        job->k_tiles[i] = reader.K(tile_key, scratch + i * tile_bytes_);
-      }
-      const std::byte* next = places.k[first_tile + i + kGroupTiles];
-      if (next == nullptr) reader.PrefetchRows(tile_key + kGroupTokens, 0);
-      job->next_k_tiles[i] = next != nullptr ? next : job->k_tiles[i];
-    }
   }
 
   void ReducePart(int64_t row, int64_t first_key, int64_t end) {
