@@ -22,7 +22,9 @@ from blockcompact_jax import (
     commit_step,
     empty_ownership,
     empty_residency,
+    find_zero_delta,
     plan_step,
+    publish_selection,
     raise_for_result,
 )
 from blockcompact_jax.kernels import RankOrder, rank
@@ -94,6 +96,20 @@ class Step:
             policy=self.policy,
         )
 
+    def zero(self, scores: jax.Array) -> Any:
+        """Checks whether anything changes; the residency to go on with where nothing does."""
+        found = find_zero_delta(
+            scores,
+            self.num_blocks,
+            self.residency,
+            budget_blocks=self.wanted,
+            geometry=self.geometry,
+            policy=self.policy,
+        )
+        if not found.is_zero:
+            return None
+        return publish_selection(self.residency, found.selection_revision)
+
     def run(self, scores: jax.Array) -> tuple[Any, Any]:
         """Plans, commits, retains and frees, and waits for it."""
         plan, reserving = self.plan(scores)
@@ -119,11 +135,18 @@ class Step:
         zero, zero_done = again.run(scores)
         raise_for_result(zero_done.result)
         check("0-delta step", zero.diff.num_upload, np.zeros(len(held), np.int32))
+        published = again.zero(scores)
+        is_right = published is not None and self.zero(scores) is None
+        check("0-delta check", np.asarray(is_right), np.asarray(True))
+        held_again = np.asarray(zero_done.residency.logical_by_slot)
+        check("0-delta step", published.logical_by_slot, held_again)
         return {
             f"{self.name}: plan only": lambda: jax.block_until_ready(self.plan(scores)),
             f"{self.name}: plan and commit": lambda: self.run(scores),
             f"{self.name}: plan and commit, {NUM_HEADS} heads": lambda: self.run(by_head),
-            f"{self.name}: 0-delta": lambda: again.run(scores),
+            f"{self.name}: 0-delta": lambda: again.zero(scores),
+            f"{self.name}: 0-delta, planned": lambda: again.run(scores),
+            f"{self.name}: check that finds a change": lambda: self.zero(scores),
         }
 
     def floor(self) -> Call:

@@ -41,32 +41,49 @@ def place_mask(num_filled: AnyArray, capacity: int) -> Bool[Array, "row place"]:
 
 def count_true(mask: AnyArray) -> Int32[Array, " row"]:
     """Returns how many places of each row of a mask hold. Shape [row, place]."""
-    ones = jnp.asarray(mask).astype(jnp.int32)
-    return jnp.sum(fold_rows(ones, jnp.add), axis=1, dtype=jnp.int32)
+
+    def as_count(part: Array) -> Array:
+        return part.astype(jnp.int32)
+
+    folded = fold_rows(as_count, jnp.add, jnp.asarray(mask))
+    return jnp.sum(folded, axis=1, dtype=jnp.int32)
 
 
 def first_true(mask: AnyArray) -> Int32[Array, " row"]:
     """Returns the first place of each row where a mask holds, HOLE where none does."""
     num_places = mask.shape[1]
-    places = jnp.arange(num_places, dtype=jnp.int32)
-    folded = fold_rows(jnp.where(mask, places, num_places), jnp.minimum)
+    places = jnp.arange(num_places, dtype=jnp.int32)[None, :]
+
+    def place_where(part: Array, places: Array) -> Array:
+        return jnp.where(part, places, num_places)
+
+    folded = fold_rows(place_where, jnp.minimum, jnp.asarray(mask), places)
     first = jnp.min(folded, axis=1, initial=num_places)
     return jnp.where(first == num_places, HOLE, first)
 
 
-def fold_rows(values: Array, combine: Callable[[Array, Array], Array]) -> Array:
-    """Combines slices of long rows element by element; reduce what is left.
+def fold_rows(
+    value: Callable[..., Array], combine: Callable[[Array, Array], Array], *rows: Array
+) -> Array:
+    """Combines the values of slices of long rows element by element; the rest is to be reduced.
 
     XLA reduces the last axis one element after the other on CPU, but combines arrays on vectors:
-    folding first is several times faster, and exact for integers.
+    folding first is several times faster, and exact for integers. Slicing comes before `value`:
+    what has many users is written to memory as a whole.
+
+    Args:
+        value: Gives the values of equal slices of all rows, element by element.
+        combine: Of two values; their order does not matter.
+        rows: Arrays [row, place] of equally many places.
     """
-    if values.shape[1] < _MIN_FOLDED_PLACES:
-        return values
-    size = values.shape[1] // _FOLDED_SLICES
-    slices = [values[:, size * i : size * (i + 1)] for i in range(_FOLDED_SLICES)]
-    folded = functools.reduce(combine, slices)
-    rest = values[:, size * _FOLDED_SLICES :]
-    return folded if rest.shape[1] == 0 else jnp.concatenate([folded, rest], axis=1)
+    num_places = rows[0].shape[1]
+    if num_places < _MIN_FOLDED_PLACES:
+        return value(*rows)
+    size = num_places // _FOLDED_SLICES
+    slices = [[row[:, size * i : size * (i + 1)] for row in rows] for i in range(_FOLDED_SLICES)]
+    folded = functools.reduce(combine, (value(*parts) for parts in slices))
+    rest = [row[:, size * _FOLDED_SLICES :] for row in rows]
+    return folded if rest[0].shape[1] == 0 else jnp.concatenate([folded, value(*rest)], axis=1)
 
 
 def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array, "row max_ids"]:
@@ -91,7 +108,11 @@ def place_by_id(ids: AnyArray, is_filled: AnyArray, max_ids: int) -> Int32[Array
 
 def take_in_rows(table: AnyArray, places: AnyArray) -> Array:
     """Returns table[row, place]; every place must be in range. Shape of `places`."""
-    return jnp.take_along_axis(jnp.asarray(table), places, axis=1, mode="promise_in_bounds")
+    # One index a place: XLA on CPU writes pairs of row and place to memory before it gathers.
+    num_rows, num_places = table.shape
+    first_of_row = np.arange(num_rows, dtype=np.int32)[:, None] * num_places
+    flat = jnp.reshape(table, num_rows * num_places)
+    return flat.at[first_of_row + places].get(mode="promise_in_bounds")
 
 
 def count_by_id(

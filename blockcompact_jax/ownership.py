@@ -145,8 +145,9 @@ def reserve(
     last = jnp.max(reserved, axis=1, initial=HOLE)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
     is_reserved = ownership.is_free & (blocks <= last[:, None])
-    references = jnp.asarray(ownership.references)
-    references = references.at[kind].add(is_reserved.astype(jnp.int32))
+    # Not `.at[kind].add`: that copies all counts first, and adds on one thread.
+    kinds = np.arange(ownership.references.shape[0], dtype=np.int32)[:, None, None]
+    references = ownership.references + (is_reserved & (kinds == kind)).astype(jnp.int32)
     return replace(ownership, references=references), as_physical_blocks(reserved), result
 
 

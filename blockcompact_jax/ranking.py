@@ -1,11 +1,12 @@
 """Ranking by (-score, ID) without sorting everything.
 
-float32 scores map to unsigned keys in the same order. The key of the last chosen ID is found by
-bisection on the key's bits, ties at that key are cut by ID, and only the chosen IDs are sorted.
+float32 scores map to unsigned keys in the same order. The key of the last chosen ID is found two
+bits a pass over the keys, ties at that key are cut by ID, and only the chosen IDs are sorted.
 """
 
 # pyright: reportUnknownMemberType=false
 
+import functools
 from typing import cast
 
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ LARGEST_KEY = np.uint32(0xFFFFFFFF)
 
 _SIGN_BIT = np.uint32(0x80000000)
 _KEY_BITS = 32
+_BITS_A_PASS = 2  # three counts, which share a pass over the keys
+_COUNT_BITS = 10
 _MAX_COMPARED_RANKS = 64
 
 
@@ -66,21 +69,21 @@ def top_mask(
         bit, _, num_at_least = state
         return (bit >= 0) & ~is_settled(num_at_least)
 
-    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bit, threshold, num_at_least = state
-        probe = threshold | (jnp.uint32(1) << bit.astype(jnp.uint32))
-        num_probe = count_true(keys >= probe[:, None])
-        is_enough = num_probe >= count
-        return (
-            bit - 1,
-            jnp.where(is_enough, probe, threshold),
-            jnp.where(is_enough, num_probe, num_at_least),
-        )
+    def narrow(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        bit, low, num_at_least = state
+        step = jnp.uint32(1) << bit.astype(jnp.uint32)
+        threshold = low
+        probes = [low + step, low + 2 * step, low + 3 * step]
+        for probe, num_probe in zip(probes, _count_at_least(keys, probes), strict=True):
+            is_enough = num_probe >= count
+            threshold = jnp.where(is_enough, probe, threshold)
+            num_at_least = jnp.where(is_enough, num_probe, num_at_least)
+        return bit - _BITS_A_PASS, threshold, num_at_least
 
     # Zeros that vary over the mesh axes of keys and count, as shard_map asks of a loop's start.
     zeros = jnp.sum(keys[:, :0], axis=1, dtype=jnp.int32) + (count & 0)
-    start = (jnp.int32(_KEY_BITS - 1), zeros.astype(jnp.uint32), zeros + keys.shape[1])
-    _, threshold, num_at_least = lax.while_loop(has_more, halve, start)
+    start = (jnp.int32(_KEY_BITS - _BITS_A_PASS), zeros.astype(jnp.uint32), zeros + keys.shape[1])
+    _, threshold, num_at_least = lax.while_loop(has_more, narrow, start)
     at_least = (keys >= threshold[:, None]) & (count > 0)[:, None]
 
     def cut_ties() -> Array:
@@ -92,6 +95,29 @@ def top_mask(
         return is_chosen & (count > 0)[:, None]
 
     return cast(Array, lax.cond(is_settled(num_at_least), lambda: at_least, cut_ties))
+
+
+def _count_at_least(
+    keys: UInt32[Array, "row block"], probes: list[UInt32[Array, " row"]]
+) -> list[Int32[Array, " row"]]:
+    """Counts the keys of each row that reach each of at most three probes, in one pass.
+
+    The counts share one integer while they are small. Folding twice leaves few of them to tell
+    apart: what tells them apart reads the keys anew for each count if it comes right after.
+    """
+
+    def reached(part: Array) -> Array:
+        ones = ((part >= probe[:, None]).astype(jnp.int32) for probe in probes)
+        shifted = [one << (_COUNT_BITS * place) for place, one in enumerate(ones)]
+        return functools.reduce(jnp.bitwise_or, shifted)
+
+    def itself(part: Array) -> Array:
+        return part
+
+    folded = fold_rows(itself, jnp.add, fold_rows(reached, jnp.add, keys))
+    counts = (folded >> (_COUNT_BITS * place) for place in range(len(probes)))
+    mask = (1 << _COUNT_BITS) - 1
+    return [jnp.sum(part & mask, axis=1, dtype=jnp.int32) for part in counts]
 
 
 def rank_top(
@@ -122,11 +148,18 @@ def has_best(
 
     IDs with a key of 0 compete with nobody; none of them may be listed.
     """
-    ids = jnp.arange(keys.shape[1], dtype=jnp.int32)
-    listed_keys = fold_rows(jnp.where(is_listed, keys, LARGEST_KEY), jnp.minimum)
+    ids = jnp.arange(keys.shape[1], dtype=jnp.int32)[None, :]
+
+    def keys_where(is_in: Array, keys: Array) -> Array:
+        return jnp.where(is_in, keys, LARGEST_KEY)
+
+    def ids_where(is_in: Array, ids: Array) -> Array:
+        return jnp.where(is_in, ids, HOLE)
+
+    listed_keys = fold_rows(keys_where, jnp.minimum, is_listed, keys)
     worst_key = jnp.min(listed_keys, axis=1, initial=LARGEST_KEY)[:, None]
     is_worst = is_listed & (keys == worst_key)
-    worst_ids = fold_rows(jnp.where(is_worst, ids, HOLE), jnp.maximum)
+    worst_ids = fold_rows(ids_where, jnp.maximum, is_worst, ids)
     worst_id = jnp.max(worst_ids, axis=1, initial=HOLE)[:, None]
     is_better = (keys > worst_key) | ((keys == worst_key) & (ids < worst_id))
     return first_true(is_better & ~is_listed) == HOLE

@@ -265,7 +265,7 @@ class CompactionRuntime:
         num_whole_blocks = num_tokens // self._geometry.block_tokens
         num_candidates = max(num_whole_blocks - self._recent_blocks, 0)
         num_leaving = num_candidates - state.num_candidate_blocks if self.num_selections else 0
-        residency = self._graduate(state, num_leaving)
+        residency = self._graduate(state, num_leaving) if num_leaving else state.residency
         step = self._planner.plan(
             scores, num_candidates, residency, state.ownership, budget_blocks=budget_blocks
         )

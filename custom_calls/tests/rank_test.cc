@@ -35,6 +35,37 @@ std::vector<int32_t> SortedBest(const float* scores, int64_t num_blocks, int64_t
   return blocks;
 }
 
+// What a call has just listed is the best of each row; in the second of two batches one block is
+// exchanged for the worst.
+void TestBest(const RankCall& ranked, int32_t count) {
+  const int64_t num_rows = ranked.num_rows / 2;
+  std::vector<int32_t> listed(ranked.blocks, ranked.blocks + ranked.num_rows * ranked.capacity);
+  std::vector<uint8_t> are_best(2);
+  BestCall call;
+  call.scores = ranked.scores;
+  call.num_candidates = ranked.num_candidates;
+  call.listed = listed.data();
+  call.num_listed = ranked.count;
+  call.num_batches = 2;
+  call.num_rows = num_rows;
+  call.num_blocks = ranked.num_blocks;
+  call.num_places = ranked.capacity;
+  call.num_sinks = ranked.num_sinks;
+  call.are_best = are_best.data();
+  CheckBest(call, OnTwoThreads);
+  CHECK((are_best == std::vector<uint8_t>{1, 1}), "best %d of %ld", count,
+        static_cast<long>(ranked.num_blocks));
+  if (count == 0 || count == ranked.num_blocks) return;
+  const int64_t last_row = ranked.num_rows - 1;
+  const std::vector<int32_t> order =
+      SortedBest(ranked.scores + last_row * ranked.num_blocks, ranked.num_blocks, ranked.num_sinks,
+                 ranked.num_blocks);
+  listed[static_cast<size_t>(last_row * ranked.capacity)] = order.back();
+  CheckBest(call, OnTwoThreads);
+  CHECK((are_best == std::vector<uint8_t>{1, 0}), "not the best %d of %ld", count,
+        static_cast<long>(ranked.num_blocks));
+}
+
 void TestRank(int64_t num_rows, int64_t num_blocks, int64_t count, bool has_ties) {
   std::mt19937 random(static_cast<uint32_t>(num_blocks * 7 + count));
   std::vector<float> scores(static_cast<size_t>(num_rows * num_blocks));
@@ -68,6 +99,7 @@ void TestRank(int64_t num_rows, int64_t num_blocks, int64_t count, bool has_ties
             static_cast<long>(num_blocks), static_cast<long>(count));
       CHECK(bad[static_cast<size_t>(row)] == kHole, "%s", ImplName(impl));
     }
+    TestBest(call, static_cast<int32_t>(count));
     const float kept = scores.back();
     scores.back() = NAN;
     RankRows(call, SerialFor);

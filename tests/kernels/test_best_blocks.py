@@ -16,8 +16,8 @@ from .test_rank import NON_FINITE, draw_scores, each_native
 
 NATIVE = NativeOperations()
 OPERATIONS = [NATIVE, PURE_OPERATIONS]
-# Around the widths of vectors and mask words; over several counted chunks.
 MAX_LISTED = 60
+# Around the widths of vectors and mask words; over several counted chunks.
 SIZES = [(2, 1), (3, 16), (2, 33), (2, 300), (1, 9000)]
 
 

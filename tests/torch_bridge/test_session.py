@@ -243,11 +243,16 @@ def test_booked_costs_are_what_moved(session, token_ids):
 
 
 def test_unchanged_selection_uploads_nothing_and_is_still_published(model, token_ids):
-    """DIF-6: want = held sends no byte, but the selection revision advances."""
+    """DIF-6, COM-2: want = held sends no byte, copies no list and is a selection all the same."""
     session = make_session(model, policy="recency")
     session.prefill(token_ids[:200])
-    before = session.runtime.metrics
+    before, state = session.runtime.metrics, session.runtime._state
     session.reselect()
+    after = session.runtime._state
+    assert after.residency.logical_by_slot is state.residency.logical_by_slot
+    assert after.residency.physical_by_slot is state.residency.physical_by_slot
+    assert after.ownership is state.ownership
+    assert session.runtime.num_selections == 2
     assert session.runtime.metrics.h2d_bytes == before.h2d_bytes
     assert int(session.runtime.residency.revisions.selection_revision) == 2
     assert int(session.runtime.residency.revisions.pool_generation) == 1
