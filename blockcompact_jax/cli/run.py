@@ -131,7 +131,7 @@ def run(  # noqa: PLR0917  # options, in the order --help shows them
 
 def _client_of(url: str, token_file: Path | None) -> Any:
     """Checks the address and the token; connects to nothing yet, and imports no torch."""
-    require_modules("blockcompact run --remote", ("urllib3", "pydantic"), extra="remote")
+    require_modules("blockcompact run --remote", ("pydantic",), extra="remote")
     from blockcompact_jax.remote.access import read_token
     from blockcompact_jax.remote.client import RemoteClient, check_url
 

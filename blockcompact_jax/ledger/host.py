@@ -25,6 +25,7 @@ from .tables import disposition_of
 
 _HARMLESS = frozenset({Disposition.APPLIED, Disposition.REPEATED})
 _IGNORED = Disposition.IGNORED
+_CODES = tuple(ResultCode)
 
 
 class CommitLedger:
@@ -392,8 +393,12 @@ class CommitLedger:
         """
         if not rows:
             return []
-        answers = [(ResultCode(code), value) for code, value in self._cell.apply(rows)]
-        for code, value in answers:
+        answers: list[tuple[ResultCode, int]] = []
+        for number, value in self._cell.apply(rows):
+            code = _CODES[number]
+            answers.append((code, value))
+            if code is ResultCode.OK:
+                continue
             disposition = disposition_of(code)
             is_fine = disposition in _HARMLESS or (is_message and disposition is _IGNORED)
             if not is_fine:

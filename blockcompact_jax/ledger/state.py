@@ -6,6 +6,7 @@ int32, all flags bool, HOLE marks an unused place.
 
 # pyright: reportUnknownMemberType=false
 
+from collections import namedtuple
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -218,7 +219,7 @@ class Outcome:
 
 EVENT_FIELDS = tuple(entry.name for entry in fields(Event))
 """Columns of an event table, in order."""
-_PLACE_BY_FIELD = {name: place for place, name in enumerate(EVENT_FIELDS)}
+_Row: Any = namedtuple("_Row", EVENT_FIELDS, defaults=[0] * (len(EVENT_FIELDS) - 1))
 
 
 def empty_state(shape: LedgerShape, *, num_lanes: int = 1, process_epoch: int = 1) -> LedgerState:
@@ -284,14 +285,11 @@ def make_event(kind: EventKind, **values: int) -> tuple[int, ...]:
         kind: What happens.
         **values: Fields of `Event` by name.
     """
-    row = [0] * len(EVENT_FIELDS)
-    row[0] = int(kind)
-    for name, value in values.items():
-        place = _PLACE_BY_FIELD.get(name)
-        if place is None:
-            raise CompactionError(f"`{name}` is not a field of an event; see `Event`.")
-        row[place] = value
-    return tuple(row)
+    try:
+        return _Row(int(kind), **values)
+    except TypeError as error:
+        name = next(iter(values.keys() - set(EVENT_FIELDS)), "kind")
+        raise CompactionError(f"`{name}` is not a field of an event; see `Event`.") from error
 
 
 def event_of_rows(rows: Int32[np.ndarray, "*step lane field"]) -> Event:

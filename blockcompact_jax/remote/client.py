@@ -7,20 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-import urllib3
 from pydantic import BaseModel, ValidationError
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.protocol import Capabilities
 
 from . import wire
+from .connections import Connections
 from .errors import Refusal, RemoteRefusedError, ServerLostError
 
-_MODEL_SECONDS: Final = 3600.0
-"""A prefill may take long; a server that died is noticed at once all the same."""
 _IMPATIENT_SECONDS: Final = 1.0
 _HTTP_PORT: Final = 80
 _FIRST_PAUSE_SECONDS: Final = 0.02
@@ -48,18 +47,11 @@ class RemoteClient:
         self.lease_seconds = 0.0
         self.max_copy_blocks = 0
         self._retry_seconds = retry_seconds
-        self._http = urllib3.HTTPConnectionPool(
-            host,
-            port,
-            headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
-            timeout=urllib3.Timeout(connect=2.0, read=_MODEL_SECONDS),
-            retries=urllib3.Retry(False),
-            maxsize=2,  # Heartbeats have a thread of their own.
-        )
+        self._connections = Connections(host, port, token=token)
 
     def close(self) -> None:
-        """Closes the connection."""
-        self._http.close()
+        """Closes its connections."""
+        self._connections.close()
 
     def shake_hands(
         self,
@@ -120,9 +112,9 @@ class RemoteClient:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                response = self._http.urlopen(method, path, body=body, redirect=False)
+                status, content = self._connections.exchange(method, path, body)
                 break
-            except urllib3.exceptions.HTTPError as error:
+            except (OSError, HTTPException) as error:
                 if time.monotonic() + pause > deadline:
                     raise ServerLostError(
                         f"The verifier at {self.url} does not answer ({type(error).__name__}). "
@@ -130,7 +122,7 @@ class RemoteClient:
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, _LAST_PAUSE_SECONDS)
-        return _read(response, model)
+        return _read(status, content, model)
 
 
 class Heartbeat:
@@ -157,15 +149,15 @@ class Heartbeat:
                 continue  # The next real message says what is wrong, to someone who can act.
 
 
-def _read(response: urllib3.BaseHTTPResponse, model: type[AnswerModel]) -> AnswerModel:
+def _read(status: int, content: bytes, model: type[AnswerModel]) -> AnswerModel:
     try:
-        if response.status == HTTPStatus.OK:
-            return model.model_validate_json(response.data)
-        refused = wire.ErrorAnswer.model_validate_json(response.data)
+        if status == HTTPStatus.OK:
+            return model.model_validate_json(content)
+        refused = wire.ErrorAnswer.model_validate_json(content)
         refusal = Refusal(refused.refusal)
     except (ValidationError, ValueError) as error:
         raise ServerLostError(
-            f"The verifier answered {response.status} with something else than its messages; "
+            f"The verifier answered {status} with something else than its messages; "
             "see its own output, and install the same version on both sides."
         ) from error
     if refusal in {Refusal.EPOCH, Refusal.UNKNOWN}:

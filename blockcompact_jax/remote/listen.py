@@ -11,6 +11,8 @@ from fastapi import FastAPI
 from blockcompact_jax.errors import CompactionError
 
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 600
+"""Longer than a client computes between two messages."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -58,6 +60,12 @@ def url_of(listening: socket.socket) -> str:
 def run_until_stopped(app: FastAPI, listening: socket.socket) -> None:
     """Serves until SIGINT or SIGTERM; open requests are released then."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        lifespan="on",
     )
     uvicorn.Server(config).run(sockets=[listening])
