@@ -37,6 +37,40 @@ def test_text_streams_to_stdout_and_equals_the_report():
     assert shown.stdout.startswith(report["text"])
 
 
+def test_a_report_is_a_page_and_the_course_is_in_the_json_only_where_asked(tmp_path):
+    page = tmp_path / "folder" / "run.html"
+    options = [*COMMAND, *SMALL, "--no-compare-full", "--reselect-every", "auto"]
+    options += ["--report", str(page), "--json"]
+    for course in ([], ["--course"]):
+        done = subprocess.run(
+            [*options, *course], capture_output=True, text=True, check=True, timeout=300
+        )
+        report = json.loads(done.stdout)
+        assert ("course" in report) == bool(course)
+        assert report["reselection"]["is_online"] is True
+        assert report["reselection"]["num_rounds"] == {
+            "unmeasured: fixed period kept": report["num_rounds"]
+        }
+    assert len(report["course"]["rounds"]["rows"]) == report["num_rounds"]
+    assert len(report["course"]["selections"]) == report["num_selections"]
+    assert "blockcompact run course" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--report", "/"], "`report` is '/', which is a folder"),
+        (["--costs", "absent.json"], "`reselect-every auto`"),
+        (["--costs", "absent.json", "--reselect-every", "auto"], "`costs` is 'absent.json'"),
+        (["--reselect-every", "often"], "`reselect-every` is 'often'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_loaded(options, said):
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
 def test_interrupt_ends_a_run_cleanly():
     process = subprocess.Popen(
         [*COMMAND, "--context", "6000"],

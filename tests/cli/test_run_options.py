@@ -93,3 +93,14 @@ def test_budget_needs_exactly_one_unit(fields: dict[str, float]):
 def test_option_out_of_range_is_refused_by_name(name: str, value: object):
     with pytest.raises(OptionError, match=f"`{name}`"):
         RunOptions(**{name: value})  # type: ignore[arg-type]
+
+
+def test_reselect_every_is_a_number_of_rounds_or_auto():
+    from blockcompact_jax.cli.errors import UserError
+    from blockcompact_jax.cli.run_options import reselection_of
+
+    assert reselection_of("7") == {"reselect_every_rounds": 7}
+    assert reselection_of("auto") == {"is_reselecting_online": True}
+    for text in ("0", "-1", "1.5", "Auto", "", "٣"):
+        with pytest.raises(UserError, match=r"`reselect-every` is .* expected auto or a whole"):
+            reselection_of(text)

@@ -35,7 +35,8 @@ def test_a_configuration_is_complete_and_typed():
 
 
 def test_every_option_of_a_run_but_its_prompt_can_be_swept():
-    assert set(OPTIONS.values()) == set(RunOptions.__dataclass_fields__) - {"prompt", "prompt_file"}
+    files = {"prompt", "prompt_file", "costs_file"}
+    assert set(OPTIONS.values()) == set(RunOptions.__dataclass_fields__) - files
 
 
 @pytest.mark.parametrize(

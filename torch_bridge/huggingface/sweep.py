@@ -27,11 +27,16 @@ OPTIONS = {
     "draft_tokens": "num_draft_tokens",
     "lookup_tokens": "num_lookup_tokens",
     "reselect_every": "reselect_every_rounds",
+    "reselect_online": "is_reselecting_online",
     "temperature": "temperature",
     "seed": "seed",
     "compare_full": "compare_full",
+    "course": "has_course",
 }
-"""Names in a sweep, which are those of `blockcompact run`, and the fields of `RunOptions`."""
+"""Names in a sweep, which are those of `blockcompact run`, and the fields of `RunOptions`.
+
+`reselect_online` is its `--reselect-every auto`.
+"""
 
 DEFAULT_GRID: dict[str, list[Any]] = {
     "context": [1024, 2048],
