@@ -11,7 +11,7 @@ from rich.table import Table
 from .errors import UserError, require_modules
 from .outputs import check_writable, refused_writes
 from .progress import make_observer
-from .sweep_kinds import SweepKind, number, run_kind, trace_kind
+from .sweep_kinds import SweepKind, number, run_kind, task_kind, trace_kind
 
 EXIT_FAILED = 1
 _MAX_SHOWN = 40
@@ -51,6 +51,15 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
             show_default="a short grid of contexts, policies and budgets",
         ),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="Answer questions with full attention and with selected blocks: needle, "
+            "key-value, variables, code, parted by commas.",
+            show_default="decode a text",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="JSONL file of results; what it holds already is skipped.")
     ] = Path("sweep.jsonl"),
@@ -71,7 +80,7 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     from blockcompact_jax.sweep.store import ResultFile, write_parquet
     from blockcompact_jax.sweep.sweep import run_sweep
 
-    kind = run_kind() if trace is None else trace_kind(trace)
+    kind = _kind(trace, tasks)
     configurations = _configurations(kind, settings or [], file)
     if is_dry:
         kind.check_inputs(configurations)
@@ -125,6 +134,19 @@ def sweep_diff(
         _print_difference(difference)
 
 
+def _kind(trace: Path | None, tasks: str | None) -> SweepKind:
+    from blockcompact_jax.budget import OptionError
+
+    if trace is not None and tasks is not None:
+        raise UserError("`--trace` and `--task` are both given; give at most one of them")
+    if trace is not None:
+        return trace_kind(trace)
+    try:
+        return run_kind() if tasks is None else task_kind(tasks)
+    except OptionError as error:
+        raise UserError(f"{error} (see `blockcompact sweep --help`)") from error
+
+
 def _configurations(
     kind: SweepKind, settings: list[str], file: Path | None
 ) -> list[dict[str, Any]]:
@@ -155,7 +177,7 @@ def _print_rows(kind: SweepKind, results: Any, configurations: list[dict[str, An
     names = list(dict.fromkeys((*kind.shown_options, *_varied(configurations))))
     table = Table(show_edge=False, pad_edge=False)
     for name in names:
-        table.add_column(name.replace("_", " "))
+        table.add_column(name.replace("_", " "), overflow="fold")
     for name in kind.columns:
         table.add_column(name, justify="right")
     for configuration in configurations[:_MAX_SHOWN]:
