@@ -66,6 +66,14 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     parquet: Annotated[
         Path | None, typer.Option(help="Also write all results as one flat Parquet file.")
     ] = None,
+    is_on_ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Run on the Ray cluster of RAY_ADDRESS, or on one in this machine; speeds are "
+            "then those of configurations side by side.",
+        ),
+    ] = False,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="List the configurations and run nothing.")
     ] = False,
@@ -77,6 +85,7 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     """
     if context.invoked_subcommand is not None:
         return
+    from blockcompact_jax.sweep.ray_runs import run_on_ray
     from blockcompact_jax.sweep.store import ResultFile, write_parquet
     from blockcompact_jax.sweep.sweep import run_sweep
 
@@ -91,13 +100,20 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     if parquet is not None:
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
         check_writable("parquet", parquet)
+    if is_on_ray:
+        require_modules("blockcompact sweep --ray", ("ray",), extra="ray")
     check_writable("out", out)
     results = ResultFile(out)
     with make_observer() as observer:
         engine, digests = kind.open(configurations, observer)
         with refused_writes("out", out):
             summary = run_sweep(
-                configurations, engine=engine, results=results, observer=observer, digests=digests
+                configurations,
+                engine=engine,
+                results=results,
+                observer=observer,
+                digests=digests,
+                run_all=run_on_ray if is_on_ray else None,
             )
     if parquet is not None:
         with refused_writes("parquet", parquet):
