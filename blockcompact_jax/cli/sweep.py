@@ -11,7 +11,7 @@ from rich.table import Table
 from .errors import UserError, require_modules
 from .outputs import check_writable, refused_writes
 from .progress import make_observer
-from .sweep_kinds import SweepKind, number, run_kind, trace_kind
+from .sweep_kinds import SweepKind, number, run_kind, task_kind, trace_kind
 
 EXIT_FAILED = 1
 _MAX_SHOWN = 40
@@ -51,12 +51,29 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
             show_default="a short grid of contexts, policies and budgets",
         ),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="Answer questions with full attention and with selected blocks: needle, "
+            "key-value, variables, code, parted by commas.",
+            show_default="decode a text",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="JSONL file of results; what it holds already is skipped.")
     ] = Path("sweep.jsonl"),
     parquet: Annotated[
         Path | None, typer.Option(help="Also write all results as one flat Parquet file.")
     ] = None,
+    is_on_ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Run on the Ray cluster of RAY_ADDRESS, or on one in this machine; speeds are "
+            "then those of configurations side by side.",
+        ),
+    ] = False,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="List the configurations and run nothing.")
     ] = False,
@@ -68,10 +85,11 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     """
     if context.invoked_subcommand is not None:
         return
+    from blockcompact_jax.sweep.ray_runs import run_on_ray
     from blockcompact_jax.sweep.store import ResultFile, write_parquet
     from blockcompact_jax.sweep.sweep import run_sweep
 
-    kind = run_kind() if trace is None else trace_kind(trace)
+    kind = _kind(trace, tasks)
     configurations = _configurations(kind, settings or [], file)
     if is_dry:
         kind.check_inputs(configurations)
@@ -82,13 +100,20 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     if parquet is not None:
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
         check_writable("parquet", parquet)
+    if is_on_ray:
+        require_modules("blockcompact sweep --ray", ("ray",), extra="ray")
     check_writable("out", out)
     results = ResultFile(out)
     with make_observer() as observer:
         engine, digests = kind.open(configurations, observer)
         with refused_writes("out", out):
             summary = run_sweep(
-                configurations, engine=engine, results=results, observer=observer, digests=digests
+                configurations,
+                engine=engine,
+                results=results,
+                observer=observer,
+                digests=digests,
+                run_all=run_on_ray if is_on_ray else None,
             )
     if parquet is not None:
         with refused_writes("parquet", parquet):
@@ -125,6 +150,19 @@ def sweep_diff(
         _print_difference(difference)
 
 
+def _kind(trace: Path | None, tasks: str | None) -> SweepKind:
+    from blockcompact_jax.budget import OptionError
+
+    if trace is not None and tasks is not None:
+        raise UserError("`--trace` and `--task` are both given; give at most one of them")
+    if trace is not None:
+        return trace_kind(trace)
+    try:
+        return run_kind() if tasks is None else task_kind(tasks)
+    except OptionError as error:
+        raise UserError(f"{error} (see `blockcompact sweep --help`)") from error
+
+
 def _configurations(
     kind: SweepKind, settings: list[str], file: Path | None
 ) -> list[dict[str, Any]]:
@@ -155,7 +193,7 @@ def _print_rows(kind: SweepKind, results: Any, configurations: list[dict[str, An
     names = list(dict.fromkeys((*kind.shown_options, *_varied(configurations))))
     table = Table(show_edge=False, pad_edge=False)
     for name in names:
-        table.add_column(name.replace("_", " "))
+        table.add_column(name.replace("_", " "), overflow="fold")
     for name in kind.columns:
         table.add_column(name, justify="right")
     for configuration in configurations[:_MAX_SHOWN]:

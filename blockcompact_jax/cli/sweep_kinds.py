@@ -117,3 +117,45 @@ def trace_kind(path: Path) -> SweepKind:
 
 def _study_column(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda report: number(report["study"][name], form)
+
+
+def task_kind(tasks: str) -> SweepKind:
+    """Quality tasks, answered with all and with selected blocks."""
+    from torch_bridge.huggingface.sweep import check_models
+    from torch_bridge.huggingface.task_runs import DEFAULT_TASK_GRID, complete_task_run
+    from torch_bridge.tasks import parse_tasks
+
+    return SweepKind(
+        command="blockcompact sweep --task",
+        options_help="docs/monitor.md",
+        default_grid=DEFAULT_TASK_GRID,
+        complete=lambda configuration: complete_task_run({"tasks": tasks, **configuration}),
+        order=("model", "dtype"),
+        shown_options=("model", "context", "budget"),
+        columns={name: _task_column(name) for name in parse_tasks(tasks)},
+        check_inputs=check_models,
+        open=_open_tasks,
+        needed_modules=NEEDED_TO_RUN,
+    )
+
+
+def _open_tasks(
+    configurations: list[dict[str, Any]], observer: ProgressObserver
+) -> tuple[Any, dict[str, str]]:
+    from torch_bridge.huggingface.sweep import fetch_models, model_digests
+    from torch_bridge.huggingface.task_runs import TaskRuns
+
+    fetch_models(configurations, observer)
+    return TaskRuns(), model_digests(configurations)
+
+
+def _task_column(task: str) -> Callable[[Mapping[str, Any]], str]:
+    """Share of the answers' tokens found, and behind it that of full attention."""
+
+    def text_of(report: Mapping[str, Any]) -> str:
+        found = report["tasks"].get(task)
+        if found is None:
+            return ""
+        return f"{found['token_accuracy']:.0%} / {found['token_accuracy_full']:.0%}"
+
+    return text_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.provenance import now, origin
@@ -20,6 +20,10 @@ class Engine(Protocol):
     def run(self, configuration: Configuration) -> dict[str, Any]:
         """Returns what was measured, as plain JSON values."""
         ...
+
+
+RunAll: TypeAlias = Callable[[Sequence[Configuration], Engine], Iterator[dict[str, Any]]]
+"""Gives a row for each configuration, in any order; a row may say what machine it is of."""
 
 
 class SweepObserver(Protocol):
@@ -58,6 +62,7 @@ def run_sweep(
     results: ResultFile,
     observer: SweepObserver,
     digests: Mapping[str, str] | None = None,
+    run_all: RunAll | None = None,
 ) -> SweepSummary:
     """Runs all configurations whose result is not stored yet.
 
@@ -71,6 +76,7 @@ def run_sweep(
         observer: hears of progress.
         digests: digest of the files that configurations read, by their `trace` or else `model`,
             where the name does not fix them.
+        run_all: where configurations run; None for one after another in this process.
 
     Raises:
         CompactionError: if `results` were made by other sources, other versions of packages or
@@ -83,9 +89,10 @@ def run_sweep(
     failures: list[tuple[Configuration, str]] = []
     begin = time.perf_counter()
     observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))
-    for number, configuration in enumerate(open_ones, start=1):
-        row = _run_one(configuration, engine)
-        results.append({**row, "weights": known.get(_read_by(configuration)), **here})
+    for number, row in enumerate((run_all or _run_here)(open_ones, engine), start=1):
+        configuration = row["configuration"]
+        facts = {name: row.get(name, value) for name, value in here.items()}
+        results.append({**row, "weights": known.get(_read_by(configuration)), **facts})
         if row["error"] is not None:
             failures.append((configuration, row["error"]))
         observer.on_progress(number)
@@ -120,7 +127,21 @@ def _check_same_origin(
             )
 
 
-def _run_one(configuration: Configuration, engine: Engine) -> dict[str, Any]:
+def _run_here(configurations: Sequence[Configuration], engine: Engine) -> Iterator[dict[str, Any]]:
+    for configuration in configurations:
+        yield run_one(configuration, engine)
+
+
+def run_one(configuration: Configuration, engine: Engine) -> dict[str, Any]:
+    """Runs one configuration; its fault is part of the row.
+
+    Args:
+        configuration: what to run.
+        engine: what runs it.
+
+    Returns:
+        The row, without what it says of its origin.
+    """
     created, begin = now(), time.perf_counter()
     report: dict[str, Any] | None = None
     error = None
