@@ -198,7 +198,7 @@ def test_an_engine_that_cannot_draft_is_refused(faults, message):
 
 
 def test_layers_without_room_for_drafts_are_refused():
-    with pytest.raises(UnsupportedEngineError, match="kind FullAttentionSpec.*policy 'attend'"):
+    with pytest.raises(UnsupportedEngineError, match=r"kind FullAttentionSpec.*policy 'attend'"):
         check_engine(drafting(), GOOD, policy="lossless")
 
 
