@@ -1,11 +1,15 @@
-"""Decoding in vLLM: stock attention against the attend policy, interleaved in one engine.
+"""Decoding in vLLM: stock attention against a policy, interleaved in one engine.
 
     python benchmarks/engines.py --json benchmarks/results/engines.json
+    python benchmarks/engines.py --lossless --sequences 8 --json benchmarks/results/lossless.json
 
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.
 Without a policy the backend is vLLM's own. A phase is one period of re-selection, in which every
 request is scored once, after one step that is thrown away. All samples are stored.
+
+`--lossless` measures self-speculation instead, in an engine of its own: a phase without drafts is
+stock vLLM there, and steps give several tokens, so that tokens a second are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from torch_bridge.vllm.config import CONFIG_KEY, parse_config
+from torch_bridge.vllm.engine_checks import PROPOSER
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's steps are timed from here
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -28,6 +35,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 POLICIES = {"stock": None, "identity": "100%", "attend": "10%"}
 MODEL = "smollm2-135m"
 RESELECT_EVERY_TOKENS = 16
+LOSSLESS_BUDGET, NUM_DRAFT_TOKENS, LOSSLESS_EVERY_TOKENS = "10%", 8, 48
+LOSSLESS_PHASE_S = 8.0
 
 
 def main() -> None:
@@ -40,30 +49,44 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="phases of each policy")
     parser.add_argument("--quick", action="store_true", help="2 x 2,000 tokens, 1 round")
     parser.add_argument("--compile", action="store_true", help="compile the model, as vLLM does")
+    parser.add_argument("--lossless", action="store_true", help="measure self-speculation")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.context, arguments.sequences, arguments.rounds = 2000, [1, 2], 1
-    engine = Engine(max(arguments.sequences), is_compiled=arguments.compile)
+    kind = LosslessEngine if arguments.lossless else Engine
+    engine = kind(max(arguments.sequences), is_compiled=arguments.compile)
     results = []
     for num_sequences in arguments.sequences:
         row = engine.measure(num_sequences, arguments.context, arguments.rounds)
         print({key: value for key, value in row.items() if key != "samples_ms"}, flush=True)
         results.append(row)
-    write(arguments.json, results, is_compiled=arguments.compile)
+    write(arguments.json, results, facts=engine.facts, is_compiled=arguments.compile)
 
 
 class Engine:
-    """One vLLM engine whose attention policy can be changed between steps."""
+    """One vLLM engine whose attention policy can be changed between steps.
+
+    Attributes:
+        facts: of its policies, for the results.
+    """
+
+    facts: ClassVar[dict[str, Any]] = {
+        "policies": POLICIES,
+        "reselect_every_tokens": RESELECT_EVERY_TOKENS,
+    }
 
     def __init__(self, max_sequences: int, *, is_compiled: bool) -> None:
+        self.start(max_sequences, asked("100%"), enforce_eager=not is_compiled)
+        self.compactions = {
+            name: budget and self.builder.make_compaction(parse_config(asked(budget)))
+            for name, budget in POLICIES.items()
+        }
+
+    def start(self, max_sequences: int, additional_config: dict[str, Any], **options: Any) -> None:
+        """Loads the model."""
         from vllm import LLM
 
         from torch_bridge.models.cache import model_directory
-        from torch_bridge.vllm.config import CONFIG_KEY, parse_config
-
-        def asked(budget: str) -> dict[str, Any]:
-            every = {"reselect_every_tokens": RESELECT_EVERY_TOKENS}
-            return {CONFIG_KEY: {"budget": budget} | every}
 
         self.llm = LLM(
             model=str(model_directory(MODEL)),
@@ -72,17 +95,13 @@ class Engine:
             max_num_batched_tokens=8192,
             max_num_seqs=max_sequences,
             block_size=32,
-            enforce_eager=not is_compiled,
             enable_prefix_caching=False,
-            additional_config=asked("100%"),
+            additional_config=additional_config,
+            **options,
         )
         self.core = self.llm.llm_engine
-        runner = self.core.model_executor.driver_worker.worker.model_runner
-        self.builder = runner.attn_groups[0][0].metadata_builders[0]
-        self.compactions = {
-            name: budget and self.builder.make_compaction(parse_config(asked(budget)))
-            for name, budget in POLICIES.items()
-        }
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.builder = self.runner.attn_groups[0][0].metadata_builders[0]
 
     def measure(self, num_sequences: int, context: int, num_rounds: int) -> dict[str, Any]:
         """Step times of every policy, in milliseconds."""
@@ -146,7 +165,103 @@ class Engine:
         return (time.perf_counter() - begun) * 1e3
 
 
-def write(path: Path, results: list[dict[str, Any]], *, is_compiled: bool) -> None:
+class LosslessEngine(Engine):
+    """An engine whose drafts can be switched off between steps: it is stock vLLM then."""
+
+    facts: ClassVar[dict[str, Any]] = {
+        "policies": {"stock": None, "lossless": LOSSLESS_BUDGET},
+        "reselect_every_tokens": LOSSLESS_EVERY_TOKENS,
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+    }
+
+    def __init__(self, max_sequences: int, *, is_compiled: bool) -> None:
+        self.start(
+            max_sequences,
+            asked(LOSSLESS_BUDGET, policy="lossless", every_tokens=LOSSLESS_EVERY_TOKENS),
+            enforce_eager=not is_compiled,
+            speculative_config={
+                "method": "custom_class",
+                "model": PROPOSER,
+                "num_speculative_tokens": NUM_DRAFT_TOKENS,
+            },
+        )
+        self.drafting = self.builder.compaction
+        self.propose = self.runner.drafter.propose
+
+    def measure(self, num_sequences: int, context: int, num_rounds: int) -> dict[str, Any]:
+        """Tokens a second with and without drafts."""
+        self.switch(is_drafting=False)
+        names = self.prefill(num_sequences, context)
+        phases: dict[str, list[dict[str, float]]] = {"stock": [], "lossless": []}
+        before = vars(self.drafting.counts).copy()
+        for _ in range(num_rounds):
+            for name, done in phases.items():
+                self.switch(is_drafting=name == "lossless")
+                for _ in range(3):  # scores, selects, drafts
+                    self.step()
+                done.append(self.phase())
+        if len(self.running()) != num_sequences:
+            sys.exit("a request ended or was preempted while it was measured; lower --rounds")
+        counts = {key: value - before[key] for key, value in vars(self.drafting.counts).items()}
+        self.core.abort_request(names)
+        rate = {
+            name: sum(phase["tokens"] for phase in done) / sum(phase["seconds"] for phase in done)
+            for name, done in phases.items()
+        }
+        return {
+            "sequences": num_sequences,
+            "context": context,
+            "tokens_per_s": {name: round(value, 1) for name, value in rate.items()},
+            "tokens_per_s_of_stock": round(rate["lossless"] / rate["stock"], 3),
+            "mean_step_ms": {
+                name: round(
+                    1e3 * sum(p["seconds"] for p in done) / sum(p["steps"] for p in done), 1
+                )
+                for name, done in phases.items()
+            },
+            "accepted_share_of_drafts": round(counts["num_accepted"] / counts["num_verified"], 3),
+            "draft_forwards_a_step": round(counts["num_draft_forwards"] / counts["num_steps"], 2),
+            "phases": phases,
+        }
+
+    def switch(self, *, is_drafting: bool) -> None:
+        """Switches drafts on or off."""
+        self.builder.compaction = self.drafting if is_drafting else None
+        self.runner.drafter.propose = self.propose if is_drafting else no_drafts
+
+    def phase(self) -> dict[str, float]:
+        """Steps for a while."""
+        before, begun, num_steps = self.num_output_tokens(), time.perf_counter(), 0
+        while time.perf_counter() - begun < LOSSLESS_PHASE_S:
+            self.step()
+            num_steps += 1
+        seconds = time.perf_counter() - begun
+        return {
+            "tokens": self.num_output_tokens() - before,
+            "steps": num_steps,
+            "seconds": round(seconds, 3),
+        }
+
+    def num_output_tokens(self) -> int:
+        """Tokens that all running requests gained so far."""
+        return sum(request.num_output_tokens for request in self.running())
+
+
+def no_drafts(sampled_token_ids: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
+    """In the place of a proposer."""
+    return [[] for _ in sampled_token_ids]
+
+
+def asked(
+    budget: str, *, policy: str = "attend", every_tokens: int = RESELECT_EVERY_TOKENS
+) -> dict[str, Any]:
+    """VLLM's `additional_config` for a policy."""
+    return {CONFIG_KEY: {"policy": policy, "budget": budget, "reselect_every_tokens": every_tokens}}
+
+
+def write(
+    path: Path, results: list[dict[str, Any]], *, facts: dict[str, Any], is_compiled: bool
+) -> None:
     document = {
         "machine": {
             "processor": _processor(),
@@ -158,10 +273,8 @@ def write(path: Path, results: list[dict[str, Any]], *, is_compiled: bool) -> No
         "dtype": "bfloat16",
         "is_compiled": is_compiled,
         "block_tokens": 32,
-        "policies": POLICIES,
-        "reselect_every_tokens": RESELECT_EVERY_TOKENS,
         "results": results,
-    }
+    } | facts
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
 

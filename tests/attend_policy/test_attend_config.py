@@ -12,6 +12,7 @@ from torch_bridge.budget import OptionError
 from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
 from torch_bridge.vllm.engine_checks import (
+    PROPOSER,
     AttentionFacts,
     HeadShape,
     UnsupportedEngineError,
@@ -163,6 +164,42 @@ def test_an_engine_that_cannot_be_served_is_refused(faults, message):
 def test_attention_that_cannot_be_served_is_refused(faults, message):
     with pytest.raises(UnsupportedEngineError, match=message):
         check_engine(engine(), dataclasses.replace(GOOD, **faults))
+
+
+DRAFTING = dataclasses.replace(GOOD, kv_cache_kind="LookaheadAttentionSpec")
+
+
+def drafting(*, model=PROPOSER, num_drafts=8, is_async=False, lora=None, is_multimodal=False):
+    """A configuration that can draft but for what is given."""
+    return engine(
+        speculative_config=SimpleNamespace(
+            method="custom_class", model=model, num_speculative_tokens=num_drafts
+        ),
+        scheduler_config=SimpleNamespace(async_scheduling=is_async),
+        lora_config=lora,
+        model_config=SimpleNamespace(is_multimodal_model=is_multimodal),
+    )
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ({"model": "a.B"}, "its proposer is custom_class a.B, .*'num_speculative_tokens': 8"),
+        ({"num_drafts": 129}, "is 129, expected at most 128"),
+        ({"is_async": True}, "asynchronous scheduling is on.*async_scheduling=False"),
+        ({"lora": object()}, "LoRA is on.*`enable_lora` out"),
+        ({"is_multimodal": True}, "images or sound"),
+    ],
+)
+def test_an_engine_that_cannot_draft_is_refused(faults, message):
+    check_engine(drafting(), DRAFTING, policy="lossless")
+    with pytest.raises(UnsupportedEngineError, match=message):
+        check_engine(drafting(**faults), DRAFTING, policy="lossless")
+
+
+def test_layers_without_room_for_drafts_are_refused():
+    with pytest.raises(UnsupportedEngineError, match=r"kind FullAttentionSpec.*policy 'attend'"):
+        check_engine(drafting(), GOOD, policy="lossless")
 
 
 def installed(monkeypatch, **versions_by_name):

@@ -72,6 +72,14 @@ class NoDrafts:
         return [[] for _ in sampled_token_ids]
 
 
+def self_speculation(num_drafts):
+    return {
+        "method": "custom_class",
+        "model": "torch_bridge.vllm.proposer.SelfSpeculation",
+        "num_speculative_tokens": num_drafts,
+    }
+
+
 @contextlib.contextmanager
 def engine(model, *, backend=OURS, compaction=None, **options):
     """An `LLM` in this process; torn down at the end, so that the next can start."""

@@ -49,6 +49,50 @@ def test_an_engine_that_cannot_be_served_does_not_start(models, options, message
         pytest.fail("it started")
 
 
+LOSSLESS = {"policy": "lossless", "budget": "10%"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "its proposer is None, .*'model': 'torch_bridge.vllm.proposer.SelfSpeculation'"),
+        ({"speculative_config": SPECULATION}, r"its proposer is custom_class engines\.NoDrafts"),
+        ({"speculative_config": engines.self_speculation(129)}, "`num_speculative_tokens` is 129"),
+    ],
+    ids=["no proposer", "another proposer", "long drafts"],
+)
+def test_an_engine_that_cannot_draft_does_not_start(models, options, message):
+    with (
+        pytest.raises(ValueError, match=message),
+        engines.engine(models(engines.save_llama), compaction=LOSSLESS, **options),
+    ):
+        pytest.fail("it started")
+
+
+def test_drafts_for_sliding_window_layers_are_refused(models):
+    with (
+        pytest.raises(ValueError, match=r"kind SlidingWindowSpec.* use the policy 'attend'"),
+        engines.engine(
+            models(engines.save_gemma),
+            compaction=LOSSLESS,
+            speculative_config=engines.self_speculation(2),
+        ),
+    ):
+        pytest.fail("it started")
+
+
+def test_the_proposer_without_the_policy_is_refused(models):
+    with (
+        pytest.raises(RuntimeError, match="`policy` is 'attend', expected 'lossless'"),
+        engines.engine(
+            models(engines.save_llama),
+            compaction={"budget": "10%"},
+            speculative_config=engines.self_speculation(2),
+        ),
+    ):
+        pytest.fail("it started")
+
+
 def test_windowed_layers_in_a_full_attention_group_are_refused(models):
     with (
         pytest.raises(ValueError, match=r"2 of 4 layers .* sliding window"),

@@ -31,6 +31,15 @@ class NgramLookup:
         self._end_by_ngram: dict[tuple[int, ...], int] = {}
         self.extend(token_ids)
 
+    def __len__(self) -> int:
+        """Tokens of the context."""
+        return len(self._tokens)
+
+    @property
+    def newest(self) -> int:
+        """The last token of the context."""
+        return self._tokens[-1]
+
     def extend(self, token_ids: list[int]) -> None:
         """Adds confirmed tokens."""
         for token in token_ids:

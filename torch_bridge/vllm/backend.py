@@ -226,9 +226,9 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
 
 def _kind(spec: Any) -> str:
     kind = type(spec).__name__
-    if spec.attention_chunk_size is not None:
+    if getattr(spec, "attention_chunk_size", None) is not None:  # not every kind has it
         kind += " in chunks"
-    return kind + " without causality" if spec.non_causal else kind
+    return kind + " without causality" if getattr(spec, "non_causal", False) else kind
 
 
 class BlockCompactAttentionImpl(CPUAttentionBackendImpl):

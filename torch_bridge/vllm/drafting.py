@@ -145,6 +145,13 @@ class GroupDrafting(GroupCompaction):
                 drafting.append(place)
         return drafting
 
+    def request_at(self, place: int) -> DecodingRequest:
+        """The request of a row that `finish_verification` named."""
+        request = self._rows[place]
+        if request is None:
+            raise ValueError(f"`place` is {place}, expected a row of a request that drafts")
+        return request
+
     def draft_tables(
         self,
         places: list[int],

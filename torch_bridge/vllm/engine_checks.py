@@ -25,6 +25,8 @@ _KV_CACHE_KINDS = {"FullAttentionSpec", "RetainedAttentionSpec", "LookaheadAtten
 PROPOSER = "torch_bridge.vllm.proposer.SelfSpeculation"
 """The class that vLLM's `speculative_config` names under the policy "lossless"."""
 
+_MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
+
 
 class UnsupportedEngineError(ValueError):
     """An engine configuration that compaction cannot serve."""
@@ -53,7 +55,7 @@ class AttentionFacts:
     biased_layers: tuple[str, ...]
 
 
-def check_engine(config: Any, attention: AttentionFacts, *, policy: PolicyName) -> None:
+def check_engine(config: Any, attention: AttentionFacts, *, policy: PolicyName = "attend") -> None:
     """Refuses an engine that compaction cannot serve.
 
     Args:
@@ -65,9 +67,10 @@ def check_engine(config: Any, attention: AttentionFacts, *, policy: PolicyName) 
         UnsupportedEngineError: with the first fault and its remedy.
     """
     for fault in (
+        *(_faults_of_drafting(config, attention.kv_cache_kind) if policy == "lossless" else ()),
         *_faults_of_attention(attention),
         *_faults_of_config(config),
-        *(_faults_of_drafting(config) if policy == "lossless" else _faults_of_speculation(config)),
+        *(() if policy == "lossless" else _faults_of_speculation(config)),
     ):
         raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
 
@@ -190,14 +193,24 @@ def _faults_of_speculation(config: Any) -> Iterator[str]:
         )
 
 
-def _faults_of_drafting(config: Any) -> Iterator[str]:
+def _faults_of_drafting(config: Any, kv_cache_kind: str) -> Iterator[str]:
     given = config.speculative_config
     if given is None or given.method != "custom_class" or given.model != PROPOSER:
         named = None if given is None else f"{given.method} {given.model}"
         yield (
             f"its proposer is {named}, and the policy 'lossless' drafts with its own; pass "
             f"speculative_config={{'method': 'custom_class', 'model': {PROPOSER!r}, "
-            "'num_speculative_tokens': 4}"
+            "'num_speculative_tokens': 8}"
+        )
+    elif given.num_speculative_tokens > _MAX_DRAFT_TOKENS:
+        yield (
+            f"`num_speculative_tokens` is {given.num_speculative_tokens}, expected at most "
+            f"{_MAX_DRAFT_TOKENS}, which is all that vLLM's sampler verifies; 8 is a good start"
+        )
+    if kv_cache_kind != "LookaheadAttentionSpec":
+        yield (
+            f"a layer has a KV cache of the kind {kv_cache_kind}, and drafts need room behind the "
+            "tokens of every layer, which plain full attention has; use the policy 'attend'"
         )
     if config.scheduler_config.async_scheduling:
         yield (

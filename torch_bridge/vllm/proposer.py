@@ -10,6 +10,7 @@ output is stock vLLM's.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,9 +20,15 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 
 from torch_bridge.budget import OptionError
+from torch_bridge.huggingface.lookup import NgramLookup
+from torch_bridge.vllm import sampler_kernels
 from torch_bridge.vllm.backend import BlockCompactMetadataBuilder
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.drafting import DraftTables, GroupDrafting
+from torch_bridge.vllm.requests import DecodingRequest
+
+MAX_LOOKUP_TOKENS = 7
+"""Most tokens of one draft forward that repetition in the text may suggest for a request."""
 
 
 class SelfSpeculation:
@@ -43,8 +50,10 @@ class SelfSpeculation:
                 f"{config and config.policy!r}, expected 'lossless'; pass additional_config="
                 f"{{{CONFIG_KEY!r}: {{'policy': 'lossless', 'budget': '10%'}}}}"
             )
+        sampler_kernels.register()
         self._vllm_config = vllm_config
         self._num_draft_tokens: int = vllm_config.num_speculative_tokens
+        self._lookups: WeakKeyDictionary[DecodingRequest, NgramLookup] = WeakKeyDictionary()
 
     def load_model(self, model: torch.nn.Module) -> None:
         """Takes the engine's model, which drafts too.
@@ -81,35 +90,59 @@ class SelfSpeculation:
             if sampled and all(place in rows for rows in selected)
         ]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if places:
-            newest = [int(token_ids_cpu[place, num_tokens[place] - 1]) for place in places]
-            for place, drafted in zip(
-                places, self._draft(builders, places, num_tokens[places], newest), strict=True
-            ):
-                drafts[place] = drafted
+        if not places:
+            return drafts
+        contexts = [
+            self._context(_drafting(builders[0]).request_at(place), token_ids_cpu[place], length)
+            for place, length in zip(places, num_tokens[places].tolist(), strict=True)
+        ]
+        for place, drafted in zip(places, self._draft(builders, places, contexts), strict=True):
+            drafts[place] = drafted
         return drafts
+
+    def _context(
+        self, request: DecodingRequest, token_ids: Int32[np.ndarray, " max_tokens"], length: int
+    ) -> NgramLookup:
+        """The request's confirmed tokens."""
+        context = self._lookups.get(request)
+        if context is None:
+            context = self._lookups[request] = NgramLookup([])
+        context.extend(token_ids[len(context) : length].tolist())
+        return context
 
     def _draft(
         self,
         builders: list[BlockCompactMetadataBuilder],
         places: list[int],
-        num_tokens: Int32[np.ndarray, " row"],
-        newest: list[int],
+        contexts: list[NgramLookup],
     ) -> list[list[int]]:
-        """Tokens drafted for each row of `places`, whose newest tokens have no KV yet."""
+        """Tokens drafted for each row of `places`; the newest of its context has no KV yet.
+
+        Repetition in the text suggests what the model will say. A suggestion is fed with the token
+        before it and stands if it is what the model says, so drafts are as if fed one by one.
+        """
         most = self._num_draft_tokens
+        num_tokens = np.array([len(context) for context in contexts], np.int32)
         tables = [
             _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=most)
             for builder in builders
         ]
         drafts: list[list[int]] = [[] for _ in places]
         while rows := [row for row, drafted in enumerate(drafts) if len(drafted) < most]:
-            fed = [drafts[row][-1:] or [newest[row]] for row in rows]
-            first = [int(num_tokens[row]) - 1 + len(drafts[row]) for row in rows]
-            for row, best in zip(
-                rows, self._forward(builders, tables, rows, fed, first), strict=True
-            ):
-                drafts[row] += best
+            suggested = [
+                contexts[row].propose(
+                    drafts[row], min(MAX_LOOKUP_TOKENS, most - len(drafts[row]) - 1)
+                )
+                for row in rows
+            ]
+            fed = [
+                [drafts[row][-1] if drafts[row] else contexts[row].newest, *tokens]
+                for row, tokens in zip(rows, suggested, strict=True)
+            ]
+            first = [len(contexts[row]) - 1 + len(drafts[row]) for row in rows]
+            forwarded = self._forward(builders, tables, rows, fed, first)
+            for row, tokens, best in zip(rows, suggested, forwarded, strict=True):
+                drafts[row] += best[: _num_standing(tokens, best) + 1]
         return drafts
 
     def _forward(
@@ -153,6 +186,13 @@ class SelfSpeculation:
         """Of all attention layers, each once."""
         layers: dict[str, Any] = get_layers_from_vllm_config(self._vllm_config, Attention)
         return list(dict.fromkeys(layer.impl.builder for layer in layers.values()))
+
+
+def _num_standing(suggested: list[int], best: list[int]) -> int:
+    for place, token in enumerate(suggested):
+        if token != best[place]:
+            return place
+    return len(suggested)
 
 
 def _drafting(builder: BlockCompactMetadataBuilder) -> GroupDrafting:
