@@ -4,8 +4,9 @@
 
 Contexts are prefilled with full attention; then tokens that are known are fed one by one, and each
 prediction is compared with that of the whole cache: KL divergence, equal best token, and for
-needles whether the answer's own tokens are found. Texts are sources of the standard library;
-needles are numbers asked for at the end of a text. All samples are stored. Nothing here is timed.
+needles whether the answer's own tokens are found. Texts are sources of the standard library and
+Python's manual by turns; needles are numbers asked for at the end of a text. Ours never attend to
+more tokens than the presses keep. All samples are stored. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -36,8 +38,29 @@ from torch_bridge.prompts import build_prompt
 MODELS = ("smollm2-135m", "gemma3-270m")
 BUDGETS = (0.1, 0.25, 0.5)
 NEVER = 10**9
-OURS = {"blocks": 16, "blocks, selected once": NEVER}
-"""Our methods and the tokens between two selections; presses select once, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One of ours. Presses select once; ours may select again, as they keep the full KV.
+
+    Attributes:
+        name: in the table.
+        block_tokens: tokens a block.
+        every_tokens: tokens between two selections.
+    """
+
+    name: str
+    block_tokens: int
+    every_tokens: int
+
+
+OURS = (
+    Method(name="blocks of 16", block_tokens=16, every_tokens=4),
+    Method(name="blocks of 16, once", block_tokens=16, every_tokens=NEVER),
+    Method(name="blocks of 32", block_tokens=32, every_tokens=4),
+    Method(name="blocks of 32, every 16", block_tokens=32, every_tokens=16),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +114,30 @@ class Prefill:
             rows.append(self._model(torch.tensor([[token]]), past_key_values=cache).logits[0])
         return torch.cat(rows)
 
+    def full_logits(self, tokens: list[int]) -> torch.Tensor:
+        """As `logits` of the whole cache, in one forward."""
+        cache = self.fill(DynamicCache(config=self._model.config))
+        output = self._model(torch.tensor([tokens[:-1]]), past_key_values=cache)
+        return torch.cat([self.first_logits, output.logits[0]])
+
 
 def text_jobs(tokenizer: Any, *, context_tokens: int, num_tokens: int, num_texts: int) -> list[Job]:
     step = context_tokens + num_tokens
-    ids = build_prompt(tokenizer, context_tokens=num_texts * step).token_ids
+    manual = "\n\n".join(topics[name] for name in sorted(topics))
+    num_each = -(-num_texts // 2)
+    ids_by_kind = {
+        kind: build_prompt(tokenizer, context_tokens=num_each * step, prompt=text).token_ids
+        for kind, text in (("code", None), ("manual", manual))
+    }
     return [
         Job(
-            name=f"text {place}",
+            name=f"text {place}, {kind}",
             context=ids[place * step :][:context_tokens],
             tokens=ids[place * step + context_tokens :][:num_tokens],
         )
-        for place in range(num_texts)
-    ]
+        for place in range(num_each)
+        for kind, ids in ids_by_kind.items()
+    ][:num_texts]
 
 
 def needle_jobs(tokenizer: Any, *, context_tokens: int, num_needles: int) -> list[Job]:
@@ -124,48 +159,56 @@ def needle_jobs(tokenizer: Any, *, context_tokens: int, num_needles: int) -> lis
     return jobs
 
 
-def our_results(model: Any, jobs: list[Job], block_tokens: int) -> list[dict[str, Any]]:
+def our_results(model: Any, jobs: list[Job]) -> list[dict[str, Any]]:
     results = []
-    layout = "amx" if block_tokens % 32 == 0 else "vec"
     for job in jobs:
         prefill = Prefill(model, job.context)
-        full = prefill.logits(prefill.fill(DynamicCache(config=model.config)), job.tokens)
+        full = prefill.full_logits(job.tokens)
         for budget in BUDGETS:
-            for name, every_tokens in OURS.items():
-                with AttendCache(
-                    model,
-                    budget=f"{budget:.0%}",
-                    reselect_every_tokens=every_tokens,
-                    block_tokens=block_tokens,
-                    layout=layout,
-                ) as cache:
-                    prefill.fill(cache)
-                    sample = measures(prefill.logits(cache, job.tokens), full, job.tokens)
-                    (sequence,) = cache.sequences
-                    num_scored = sequence.num_scored - 1
-                # A scored forward sees everything; its position says nothing of the selection.
-                for place in range(num_scored):
-                    for values in sample.values():
-                        values[(place + 1) * every_tokens] = None
-                num_steps = len(job.tokens) - 1
-                num_own = num_steps * (num_steps + 1) // 2
-                seen = sequence.num_keys - num_own - num_scored * len(job.context)
-                labels = {"job": job.name, "method": name, "budget": budget}
-                kept = round(seen / max(num_steps - num_scored, 1), 1)
-                results.append({**labels, "num_kept_tokens": kept, **sample})
+            for method in OURS:
+                results.append(_our_result(model, job, prefill, full, budget=budget, method=method))
         print(f"ours: {job.name}", file=sys.stderr, flush=True)
     return results
 
 
-def kvpress_results(
-    python: str, loaded: LoadedModel, jobs: list[Job], block_tokens: int
-) -> list[dict[str, Any]]:
+def _our_result(
+    model: Any, job: Job, prefill: Prefill, full: torch.Tensor, *, budget: float, method: Method
+) -> dict[str, Any]:
+    num_blocks = math.floor(budget * len(job.context) / method.block_tokens)
+    with AttendCache(
+        model,
+        budget=f"{num_blocks}b",
+        reselect_every_tokens=method.every_tokens,
+        block_tokens=method.block_tokens,
+        layout="amx" if method.block_tokens % 32 == 0 else "vec",
+    ) as cache:
+        prefill.fill(cache)
+        sample = measures(prefill.logits(cache, job.tokens), full, job.tokens)
+        (sequence,) = cache.sequences
+        num_scored = sequence.num_scored - 1
+    # A scored forward sees everything; its position says nothing of the selection.
+    for place in range(num_scored):
+        for values in sample.values():
+            values[(place + 1) * method.every_tokens] = None
+    num_steps = len(job.tokens) - 1
+    num_own = num_steps * (num_steps + 1) // 2
+    seen = sequence.num_keys - num_own - num_scored * len(job.context)
+    return {
+        "job": job.name,
+        "method": method.name,
+        "budget": budget,
+        "num_kept_tokens": round(seen / max(num_steps - num_scored, 1), 1),
+        **sample,
+    }
+
+
+def kvpress_results(python: str, loaded: LoadedModel, jobs: list[Job]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder, "jobs.json"), Path(folder, "results.json")
         document = {
             "model_path": str(loaded.path),
             "budgets": BUDGETS,
-            "block_tokens": block_tokens,
+            "block_tokens": sorted({method.block_tokens for method in OURS}),
             "jobs": [vars(job) for job in jobs],
         }
         given.write_text(json.dumps(document))
@@ -235,10 +278,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names or paths")
     parser.add_argument("--kvpress-python", help="interpreter of an environment with kvpress")
     parser.add_argument("--context", type=int, default=2048, help="tokens of each context")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens predicted after a text")
-    parser.add_argument("--texts", type=int, default=3)
-    parser.add_argument("--needles", type=int, default=2)
-    parser.add_argument("--block-tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=40, help="tokens predicted after a text")
+    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--needles", type=int, default=3)
     arguments = parser.parse_args()
     python = arguments.kvpress_python
     if python is None and importlib.util.find_spec("kvpress") is not None:
@@ -268,13 +310,13 @@ def main() -> None:
             ),
         ]
         with torch.inference_mode():
-            results = our_results(loaded.model, jobs, arguments.block_tokens)
+            results = our_results(loaded.model, jobs)
         if python is not None:
-            results += kvpress_results(python, loaded, jobs, arguments.block_tokens)
+            results += kvpress_results(python, loaded, jobs)
         rows = rows_of(name, results)
         document["results"] += rows
         arguments.json.write_text(json.dumps(document) + "\n")
-        print(f"\n{name}, {arguments.context:,} tokens, blocks of {arguments.block_tokens}")
+        print(f"\n{name}, {arguments.context:,} tokens")
         print_rows(rows)
     if python is None:
         print("kvpress: not installed")

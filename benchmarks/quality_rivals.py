@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.masking_utils import create_sliding_window_causal_mask
 from transformers.utils import logging
 
 
@@ -37,8 +38,12 @@ def measures(logits: torch.Tensor, full: torch.Tensor, tokens: list[int]) -> dic
     }
 
 
-def presses(block_tokens: int) -> dict[str, Callable[[float], Any]]:
-    """The presses compared with, by name; each takes the share of tokens to remove."""
+def presses(block_tokens: list[int]) -> dict[str, Callable[[float], Any]]:
+    """The presses compared with, by name; each takes the share of tokens to remove.
+
+    Args:
+        block_tokens: chunk lengths of the block-wise ones.
+    """
     from kvpress import (
         ChunkKVPress,
         ExpectedAttentionPress,
@@ -50,15 +55,19 @@ def presses(block_tokens: int) -> dict[str, Callable[[float], Any]]:
     def snap(ratio: float) -> Any:
         return SnapKVPress(compression_ratio=ratio, window_size=32)
 
+    def expected(ratio: float) -> Any:
+        return ExpectedAttentionPress(compression_ratio=ratio)
+
+    def chunked(inner: Callable[[float], Any], size: int) -> Callable[[float], Any]:
+        return lambda ratio: ChunkKVPress(press=inner(ratio), chunk_length=size)
+
     return {
         "SnapKV": snap,
         "TOVA": lambda ratio: TOVAPress(compression_ratio=ratio),
-        "ExpectedAttention": lambda ratio: ExpectedAttentionPress(compression_ratio=ratio),
+        "ExpectedAttention": expected,
         "StreamingLLM": lambda ratio: StreamingLLMPress(compression_ratio=ratio),
-        "ChunkKV(SnapKV)": lambda ratio: ChunkKVPress(press=snap(ratio), chunk_length=block_tokens),
-        "ChunkKV(ExpectedAttention)": lambda ratio: ChunkKVPress(
-            press=ExpectedAttentionPress(compression_ratio=ratio), chunk_length=block_tokens
-        ),
+        **{f"ChunkKV(SnapKV), {size}": chunked(snap, size) for size in block_tokens},
+        **{f"ChunkKV(ExpectedAttention), {size}": chunked(expected, size) for size in block_tokens},
     }
 
 
@@ -102,19 +111,30 @@ class Prefill:
                 ours.cumulative_length = stock.cumulative_length
         return cache, num_kept
 
-    def logits(self, cache: DynamicCache, tokens: list[int]) -> torch.Tensor:
-        """Predictions of each of `tokens` in turn, [positions, vocabulary]."""
-        rows = [self.first_logits]
-        for place, token in enumerate(tokens[:-1]):
-            position = torch.tensor([self.num_tokens + place])
-            output = self.model(
-                torch.tensor([[token]]),
+    def logits(self, cache: DynamicCache, num_kept: int, tokens: list[int]) -> torch.Tensor:
+        """Predictions of each of `tokens` in turn, [positions, vocabulary], in one forward."""
+        num_new = len(tokens) - 1
+        inputs = torch.tensor([tokens[:-1]])
+        positions = torch.arange(self.num_tokens, self.num_tokens + num_new)
+        visible = torch.ones(1, 1, num_new, num_kept + num_new, dtype=torch.bool).tril(num_kept)
+        masks: Any = visible  # of the positions kept, whatever their numbers
+        if any(cache.is_sliding):
+            window = create_sliding_window_causal_mask(
+                config=self.model.config,
+                inputs_embeds=self.model.get_input_embeddings()(inputs),
+                attention_mask=None,
+                cache_position=positions,
                 past_key_values=cache,
-                position_ids=position[None],
-                cache_position=position,
             )
-            rows.append(output.logits[0])
-        return torch.cat(rows)
+            masks = {"full_attention": visible, "sliding_attention": window}
+        output = self.model(
+            inputs,
+            past_key_values=cache,
+            attention_mask=masks,
+            position_ids=positions[None],
+            cache_position=positions,
+        )
+        return torch.cat([self.first_logits, output.logits[0]])
 
 
 def main() -> None:
@@ -126,11 +146,11 @@ def main() -> None:
     with torch.inference_mode():
         for job in jobs["jobs"]:
             prefill, tokens = Prefill(model, job["context"]), job["tokens"]
-            full = prefill.logits(prefill.compressed(None)[0], tokens)
+            full = prefill.logits(*prefill.compressed(None), tokens)
             for budget in jobs["budgets"]:
                 for name, make in presses(jobs["block_tokens"]).items():
                     cache, num_kept = prefill.compressed(make(1 - budget))
-                    sample = measures(prefill.logits(cache, tokens), full, tokens)
+                    sample = measures(prefill.logits(cache, num_kept, tokens), full, tokens)
                     labels = {"job": job["name"], "method": name, "budget": budget}
                     results.append({**labels, "num_kept_tokens": num_kept, **sample})
             print(f"kvpress: {job['name']}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-NUM_SCORED_QUERIES = 16
+MAX_SCORED_QUERIES = 16
 
 
 class AttendTwin:
@@ -51,7 +51,7 @@ class AttendTwin:
         if window is None:
             num_tokens = num_columns - num_hidden
             before = self.newest.get((layer, row), query[:, :0])
-            newest = torch.cat([before, query[:, -num_tokens:]], 1)[:, -NUM_SCORED_QUERIES:]
+            newest = torch.cat([before, query[:, -num_tokens:]], 1)[:, -MAX_SCORED_QUERIES:]
             self.newest[layer, row] = newest
             self._choose(layer, row, self._weights(newest, key[:, num_hidden:], scaling))
         return weights @ value.double()
@@ -71,6 +71,8 @@ class AttendTwin:
             self.chosen.pop((layer, row), None)
             known = None
         self.is_scored = num_queries > 1 or known is None or num_tokens - known[2] >= self.every
+        is_reselected = num_queries == 1 and known is not None
+        self.num_scored_queries = num_tokens - known[2] if is_reselected else MAX_SCORED_QUERIES
         if self.is_scored:
             return torch.ones(num_columns, dtype=torch.bool)
         selected, num_candidates, _ = known
@@ -84,7 +86,7 @@ class AttendTwin:
         budget, num_candidates = self._budget(num_tokens), num_tokens // self.size - 1
         if not self.is_scored or budget > num_candidates:
             return
-        scored = weights.mean((0, 1))
+        scored = weights[:, -self.num_scored_queries :].mean((0, 1))
         mass = [
             float(scored[b * self.size : (b + 1) * self.size].sum()) for b in range(num_candidates)
         ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from torch_bridge.huggingface.attend_cache import AttendCache
 
@@ -49,21 +50,33 @@ def test_a_filled_cache_is_one_that_was_prefilled(quality, model):
     torch.testing.assert_close(found, torch.cat(rows), rtol=1e-5, atol=1e-5)
 
 
+def test_a_whole_cache_predicts_in_one_forward_what_it_does_token_by_token(quality, model):
+    generator = torch.Generator().manual_seed(7)
+    context, tokens = torch.randint(1, 97, (180,), generator=generator).tolist(), [3, 4, 5, 6, 7]
+    with torch.inference_mode():
+        prefill = quality.Prefill(model, context)
+        one_by_one = prefill.logits(prefill.fill(DynamicCache(config=model.config)), tokens)
+        torch.testing.assert_close(prefill.full_logits(tokens), one_by_one, rtol=1e-5, atol=1e-5)
+
+
 def test_results_hold_every_position_but_scored_ones(quality, llama):
     generator = torch.Generator().manual_seed(6)
-    context = torch.randint(1, 97, (160,), generator=generator).tolist()
+    context = torch.randint(1, 97, (640,), generator=generator).tolist()
     tokens = torch.randint(1, 97, (40,), generator=generator).tolist()
     jobs = [quality.Job(name="text 0", context=context, tokens=tokens)]
     with torch.inference_mode():
-        results = quality.our_results(llama, jobs, 8)
+        results = quality.our_results(llama, jobs)
     assert len(results) == len(quality.BUDGETS) * len(quality.OURS)
+    methods = {method.name: method for method in quality.OURS}
     for result in results:
+        method = methods[result["method"]]
         scored = [place for place, value in enumerate(result["kl"]) if value is None]
-        assert scored == ([16, 32] if result["method"] == "blocks" else [])
+        assert scored == list(range(method.every_tokens, 40, method.every_tokens))
         assert len(result["kl"]) == len(result["is_top1_equal"]) == 40
-        budget = max(math.ceil(result["budget"] * 20), 2) * 8
-        once = result["method"] != "blocks"
-        assert not once or result["num_kept_tokens"] == budget  # 160 tokens have no partial block
+        num_blocks = math.floor(result["budget"] * 640 / method.block_tokens)
+        once = method.every_tokens == quality.NEVER
+        kept = result["num_kept_tokens"]  # 640 tokens have no partial block
+        assert kept == num_blocks * method.block_tokens if once else kept <= result["budget"] * 640
     rows = quality.rows_of("tiny", results)
     assert sum(len(row["samples"]) for row in rows) == len(results)
     (row, *_) = rows

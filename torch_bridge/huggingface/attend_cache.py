@@ -142,8 +142,9 @@ class AttendCache(Cache):
 
     The prompt is computed with stock attention; so is every later forward over many tokens. A
     forward over one token attends, layer by layer, to the selected blocks, the newest whole block
-    and the partial one. Its newest queries score all blocks at the prompt's end and then every
-    `reselect_every_tokens` tokens; such a scored forward attends to everything.
+    and the partial one. Its newest queries score all blocks at the prompt's end; then, every
+    `reselect_every_tokens` tokens, those since the last selection do. Such a scored forward attends
+    to everything.
 
     Left padding is not stored: it is never scored, selected or attended to. Beams, assisted
     decoding, crops and copies are refused; reuse by a later `generate()` that continues the same
@@ -165,7 +166,7 @@ class AttendCache(Cache):
         model: PreTrainedModel,
         *,
         budget: Budget | str,
-        reselect_every_tokens: int = 16,
+        reselect_every_tokens: int = 4,
         block_tokens: int = 32,
         layout: LayoutName = "amx",
         attention: AttentionName = "blocks",
@@ -177,7 +178,8 @@ class AttendCache(Cache):
             model: a decoder-only model with stock SDPA attention, on the CPU.
             budget: whole blocks that each layer of a sequence attends to, the first and the newest
                 among them: a share ("25%") or a count ("32b").
-            reselect_every_tokens: decoded tokens between two selections.
+            reselect_every_tokens: decoded tokens between two selections. Fewer predict better; each
+                selection costs one forward that attends to everything.
             block_tokens: tokens a block.
             layout: packed layout; "amx" needs `block_tokens` and the head size to be multiples of
                 32, "vec" takes any.

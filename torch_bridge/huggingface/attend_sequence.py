@@ -13,8 +13,11 @@ from torch_bridge.huggingface.attention import causal_tail_attention
 from torch_bridge.huggingface.sizes import StoreSizes
 from torch_bridge.selector import Selector
 
-NUM_SCORED_QUERIES = 16
-"""Newest queries of a sequence that score its blocks: one alone sees too little of what comes."""
+MAX_SCORED_QUERIES = 16
+"""Queries that score blocks at a prompt's end, where one alone sees too little of what comes.
+
+In decoding those since the last selection do, at most as many: older ones say less of what comes.
+"""
 
 
 class AttendSequence:
@@ -61,7 +64,7 @@ class AttendSequence:
         self._mass = aligned_zeros(
             sizes.geometry.num_rows,
             sizes.geometry.layer_geometry(sizes.geometry.full_layers[0]).num_query_heads,
-            NUM_SCORED_QUERIES,
+            MAX_SCORED_QUERIES,
             sizes.max_blocks,
             dtype=torch.float32,
         )
@@ -82,18 +85,24 @@ class AttendSequence:
         is_decoding = num_new_tokens == 1 and self.num_tokens > 0
         self.num_tokens += num_new_tokens
         if self._selector.needs_all(self.num_tokens):
-            self._selected, is_scored = None, False
+            self._selected = None
+            self._num_scored_queries = 0
         else:
-            age = self.num_tokens - self._num_selected_at_tokens
-            is_due = self._selected is None or age >= self._every_tokens
-            is_scored = not is_decoding or is_due
-        self._num_scored_queries = min(self.num_tokens, NUM_SCORED_QUERIES) if is_scored else 0
+            self._num_scored_queries = self._num_queries_to_score(is_decoding=is_decoding)
+        is_scored = self._num_scored_queries > 0
         if is_decoding:
             self.num_full_keys += self.num_tokens
             self.num_keys += self.num_tokens
             if self._selected is not None and not is_scored:
                 num_skipped = self._num_candidate_blocks - self._selected.shape[1]
                 self.num_keys -= num_skipped * self.full.shape.block_tokens
+
+    def _num_queries_to_score(self, *, is_decoding: bool) -> int:
+        """Newest queries that score this forward's blocks; 0 where no selection is due."""
+        if not is_decoding or self._selected is None:
+            return min(self.num_tokens, MAX_SCORED_QUERIES)
+        age = self.num_tokens - self._num_selected_at_tokens
+        return min(age, MAX_SCORED_QUERIES) if age >= self._every_tokens else 0
 
     def append(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Writes the forward's keys and values [num_kv_heads, num_new, head_dim] of a row."""
@@ -128,6 +137,7 @@ class AttendSequence:
         newest = self._remember(row, query)
         if not self._num_scored_queries:
             return
+        newest = newest[:, -self._num_scored_queries :]
         attend_blocks(
             newest,
             self.full.segments(row, self.num_tokens),
@@ -137,12 +147,12 @@ class AttendSequence:
         )
 
     def _remember(self, row: int, query: torch.Tensor) -> torch.Tensor:
-        newest = query[:, -NUM_SCORED_QUERIES:]
+        newest = query[:, -MAX_SCORED_QUERIES:]
         before = self._newest_queries[row]
         if before is None:
             newest = newest.clone()
         else:
-            newest = torch.cat([before, newest], 1)[:, -NUM_SCORED_QUERIES:]
+            newest = torch.cat([before, newest], 1)[:, -MAX_SCORED_QUERIES:]
         self._newest_queries[row] = newest
         return newest
 
