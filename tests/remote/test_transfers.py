@@ -1,7 +1,8 @@
 """The operations of a ledger that surround a transfer, without a server."""
 
-from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.remote.transfers import LedgerTransfers
+
+from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.residency import empty_residency
 from blockcompact_jax.upload import SourceKind, plan_no_upload
 
