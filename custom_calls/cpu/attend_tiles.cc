@@ -125,7 +125,7 @@ void TileReader::FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* pla
 template <int64_t kRows>
 void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[kRows]) const {
   const int64_t end = std::min(key + kRows, sequence_.num_keys);
-  std::fill_n(rows, kTileTokens, nullptr);
+  std::fill_n(rows, kRows, nullptr);
   for (int64_t next = key; next < end;) {
     const TokenRun run = sequence_.RunAt(next, end);
     const BlockShape& shape = run.segment->shape();
