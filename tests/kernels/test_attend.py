@@ -110,6 +110,21 @@ def test_extreme_scores_stay_finite(impl, rng):
     close(result.block_mass, naive_mass(expected[1], (80,), 16, 5), F32)
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_any_sign_of_the_scale(scale, dtype, impl, rng):
+    """The largest score of a row is then the smallest product, or none is larger."""
+    sequence = random_sequence(rng, dtype, kv_heads=1, group=3, num_queries=2, num_keys=90, dims=32)
+    with pools_of(rng, sequence, [(90, 32, "amx")]) as segments:
+        result = host_pool_attend(sequence.queries, segments, scale=scale, max_blocks=3)
+    out, weights, log_sum_exp = naive_attend(
+        sequence.queries, sequence.keys, sequence.values, scale=scale
+    )
+    close(result.out, out, dtype)
+    close(result.log_sum_exp, log_sum_exp, F32)
+    close(result.block_mass, naive_mass(weights, (90,), 32, 3), F32)
+
+
 def test_max_blocks_keeps_the_first_entries_only(rng):
     sequence = random_sequence(rng, BF16, kv_heads=1, group=2, num_queries=2, num_keys=600, dims=32)
     with pools_of(rng, sequence, [(600, 32, "amx")]) as segments:
