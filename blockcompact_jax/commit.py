@@ -74,7 +74,8 @@ def publish_revision(
     policy: StepPolicy,
 ) -> StepCommit:
     """The commit of a plan that changes no list: a new selection revision."""
-    published = publish_selection(residency, plan.diff.basis.selection_revision)
+    revision = jnp.asarray(plan.diff.basis.selection_revision, jnp.int32)
+    published = publish_selection(residency, revision)
     kind = kind_of_all_slots(residency, geometry=geometry, policy=policy.retention)
     return StepCommit(
         residency=published,

@@ -111,7 +111,7 @@ def take_in_rows(table: AnyArray, places: AnyArray) -> Array:
     # One index a place: XLA on CPU writes pairs of row and place to memory before it gathers.
     num_rows, num_places = table.shape
     first_of_row = np.arange(num_rows, dtype=np.int32)[:, None] * num_places
-    flat = jnp.reshape(table, num_rows * num_places)
+    flat = jnp.asarray(table).reshape(num_rows * num_places)
     return flat.at[first_of_row + places].get(mode="promise_in_bounds")
 
 

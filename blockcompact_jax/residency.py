@@ -276,17 +276,15 @@ def check_fits_geometry(residency: Residency, geometry: ModelGeometry) -> None:
         )
 
 
-def publish_selection(
-    residency: Residency, selection_revision: Int32[AnyArray, ""] | int
-) -> Residency:
-    """Records a selection that changes no list; the lists are the same arrays.
+def publish_selection(residency: Residency, selection_revision: Int32[Array, ""]) -> Residency:
+    """Records a selection that changes no list; every other array stays the one it is.
 
     Args:
         residency: The current state.
         selection_revision: Number of that selection. Shape ().
     """
-    revision = jnp.asarray(selection_revision, jnp.int32)
-    return replace(residency, revisions=replace(residency.revisions, selection_revision=revision))
+    revisions = replace(residency.revisions, selection_revision=selection_revision)
+    return replace(residency, revisions=revisions)
 
 
 def check_residency(residency: Residency, geometry: ModelGeometry, *, num_blocks: int) -> None:

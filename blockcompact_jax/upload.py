@@ -8,6 +8,7 @@ flattened: a layer's rows are neighbours, and unused places are HOLE rows that a
 
 import enum
 from dataclasses import dataclass, field
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax import Array
 from jaxtyping import Int32
 
 from .diff import BlockDiffPlan
-from .errors import CompactionError, Result, ResultCode, fault_at, first_fault, ok_result
+from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
 from .geometry import ModelGeometry
 from .ids import (
     HOLE,
@@ -154,13 +155,14 @@ def plan_upload(
 
 
 def plan_no_upload(basis: Revisions, *, source_kind: SourceKind) -> UploadPlan:
-    """Returns a plan without rows, on the host: what a selection that moves nothing publishes.
+    """Returns a plan without rows, in NumPy arrays: what a selection that moves nothing publishes.
 
     Args:
         basis: Revisions of the residency, with the new selection revision.
         source_kind: What a transfer would read.
     """
     none = np.empty(0, np.int32)
+    zero, hole = (cast(Array, np.int32(value)) for value in (0, HOLE))
     return UploadPlan(
         basis=basis,
         layer=as_layers(none),
@@ -170,9 +172,9 @@ def plan_no_upload(basis: Revisions, *, source_kind: SourceKind) -> UploadPlan:
         source_block=as_source_blocks(none),
         cpu_destination_block=as_destination_blocks(none),
         physical_block=as_physical_blocks(none),
-        valid_tokens=jnp.asarray(none),
-        num_rows=jnp.int32(0),
-        result=ok_result(),
+        valid_tokens=cast(Array, none),
+        num_rows=zero,
+        result=Result(code=zero, layer=hole, block=hole),
         source_kind=source_kind,
     )
 
