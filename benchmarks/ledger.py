@@ -1,4 +1,4 @@
-"""How many ledger operations a second one core applies, by numpy and by the compiled call.
+"""How many ledger operations a second one core applies, by numpy, jit and the compiled module.
 
     python benchmarks/ledger.py --json benchmarks/results/ledger.json
 
@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from blockcompact_jax.kernels import NativeCell
 from blockcompact_jax.ledger import apply_event, apply_events, empty_state
 from blockcompact_jax.ledger.state import LedgerShape, event_of_rows
 from blockcompact_jax.simulation.check import Trace, record
@@ -36,6 +37,8 @@ CASES = (  # implementation, shape, ledgers side by side, events of each
     ("compiled", "small", 1, 4096),
     ("compiled", "small", 64, 256),
     ("compiled", "large", 1, 512),
+    ("native", "small", 1, 4096),
+    ("native", "large", 1, 512),
     ("numpy", "small", 1, 128),
     ("numpy", "small", 512, 16),
 )
@@ -55,7 +58,14 @@ def make_call(implementation: str, trace: Trace, shape: LedgerShape) -> Callable
             codes.append(outcome.code)
         return np.stack(codes)
 
-    run = run_compiled if implementation == "compiled" else run_numpy
+    rows = [tuple(row) for row in trace.rows[:, 0].tolist()]
+
+    def run_native() -> Any:
+        cell = NativeCell(shape, process_epoch=1)
+        return np.asarray([cell.apply([row])[0][0] for row in rows])[:, None]
+
+    runs = {"compiled": run_compiled, "native": run_native, "numpy": run_numpy}
+    run = runs[implementation]
     if not np.array_equal(np.asarray(run()), trace.codes):
         raise SystemExit(f"{implementation} gives other answers than the second ledger")
     return run

@@ -28,6 +28,7 @@ class OpenRequest:
         segment: Its shared memory.
         half: Its full KV; None until the prefill's work has begun.
         num_confirmed: Tokens that the client keeps.
+        num_packed_tokens: Tokens whose whole blocks the half has packed.
         num_written: Tokens that were verified, the confirmed ones included.
         last_heard: When its client last spoke, by the monotonic clock.
         lock: Held while an operation is at work.
@@ -44,6 +45,7 @@ class OpenRequest:
     segment: SharedSegment
     half: VerifierHalf | None = None
     num_confirmed: int = 0
+    num_packed_tokens: int = 0
     num_written: int = 0
     last_heard: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -187,7 +187,7 @@ class VerifierService:
                 half.verify(message.token_ids, is_scoring=message.is_scoring)
 
             await self._on_model(work)
-            request.num_confirmed = message.first_token_position
+            request.num_confirmed = request.num_packed_tokens = message.first_token_position
             request.num_written = num_tokens
             return num_tokens
 
@@ -212,9 +212,11 @@ class VerifierService:
                     "or abort it first.",
                 )
 
+            is_copying = message.source_kind is SourceKind.CPU_COPY
+
             def work() -> None:
                 half.confirm(message.num_tokens)
-                if message.source_kind is SourceKind.CPU_COPY:
+                if is_copying:
                     copies = message.rows.cpu_destination_block
                     half.gather(
                         message.rows.layer,
@@ -222,8 +224,9 @@ class VerifierService:
                         [block - area.num_source_blocks for block in copies],
                     )
 
-            await self._on_model(work)
-            request.num_confirmed = message.num_tokens
+            if is_copying or request.num_packed_tokens != message.num_tokens:
+                await self._on_model(work)
+            request.num_confirmed = request.num_packed_tokens = message.num_tokens
             request.lease = key
             request.keys[key.operation_id] = key
             return num_blocks

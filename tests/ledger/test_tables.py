@@ -31,16 +31,27 @@ from blockcompact_jax.ledger.tables import (
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_documentation_shows_these_tables():
-    """docs/ledger.md is what `scripts/ledger_tables.py --write` writes."""
-    path = ROOT / "scripts" / "ledger_tables.py"
+def load_script(name):
+    path = ROOT / "scripts" / f"{name}.py"
     if not path.exists():
         pytest.skip("not a source checkout")
-    spec = importlib.util.spec_from_file_location("ledger_tables", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = module.PAGE.read_text()
-    assert module.fill(page) == page
+    return module
+
+
+def test_the_documentation_shows_these_tables():
+    """docs/ledger.md is what `scripts/ledger_tables.py --write` writes."""
+    script = load_script("ledger_tables")
+    page = script.PAGE.read_text()
+    assert script.fill(page) == page
+
+
+def test_the_header_holds_these_tables():
+    """What the compiled module is built from is what `scripts/ledger_header.py` writes."""
+    script = load_script("ledger_header")
+    assert script.HEADER.read_text() == script.render()
 
 
 def test_the_documentation_example_runs():

@@ -1,6 +1,7 @@
 """The server's state without a network or a model: what overtakes what."""
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from blockcompact_jax.protocol import (
     Finish,
     Prefill,
     UploadRows,
+    Verify,
     capabilities_of,
 )
 from blockcompact_jax.remote.errors import RemoteRefusedError
@@ -40,6 +42,7 @@ class SlowEngine:
 
     def __init__(self):
         self.gate = threading.Event()
+        self.confirmed = []
 
     def capabilities(self, process_epoch):
         return capabilities_of(self.geometry, model="m", process_epoch=process_epoch)
@@ -51,7 +54,11 @@ class SlowEngine:
     def prefill(self, token_ids):
         pass
 
+    def verify(self, token_ids, *, is_scoring):
+        pass
+
     def confirm(self, num_tokens):
+        self.confirmed.append(num_tokens)
         if not self.gate.wait(20):
             raise TimeoutError("the test never opened the gate")
 
@@ -140,5 +147,27 @@ def test_COM_8_an_abort_of_a_request_that_ends_meanwhile_is_harmless():
         engine.gate.set()
         await asyncio.gather(upload, finish, abort)
         assert service.num_requests == service.num_leases == 0
+
+    run(scenario)
+
+
+def test_UPL_4_what_is_packed_already_asks_nothing_of_the_model():
+    """UPL-4: blocks are packed before an upload is answered; once, whatever came in between."""
+
+    async def scenario(service, engine):
+        engine.gate.set()
+        await service.upload(upload_of(1))
+        assert engine.confirmed == [64]  # The prefill alone packs nothing.
+        await service.end_operation(Ack(key=key_of(1)))
+        await service.upload(upload_of(2))
+        assert engine.confirmed == [64]
+        await service.end_operation(Ack(key=key_of(2)))
+        draft = Verify(
+            **NAMES, operation_id=3, first_token_position=64, token_ids=(1, 2), is_scoring=True
+        )
+        await service.verify(draft)
+        assert engine.confirmed == [64, 64]
+        assert await service.upload(dataclasses.replace(upload_of(4), num_tokens=65)) == 2
+        assert engine.confirmed == [64, 64, 65]
 
     run(scenario)
