@@ -50,7 +50,9 @@ def test_the_map_shows_each_layers_blocks_at_the_chosen_time(page):
     page.locator(".residency").scroll_into_view_if_needed()
     slider = page.get_by_role("slider", name="Selection")
     assert "Selection 1 of 3, after the prefill: 115 tokens" in page.inner_text(".residency .facts")
-    assert kind_at(page, 2, 0) == "Layer 0, block 2, tokens 20 to 29: resident since this selection"
+    assert (
+        kind_at(page, 2, 0) == "Layer 0, block 2, tokens 20 to 29: new: uploaded, or from the tail"
+    )
     assert kind_at(page, 2, 1).endswith("Layer 3, block 2, tokens 20 to 29: not resident")
     assert kind_at(page, 11, 1).endswith(": always-resident tail")
     assert kind_at(page, 13, 1) == "Point at a block."  # no such block yet
@@ -59,7 +61,7 @@ def test_the_map_shows_each_layers_blocks_at_the_chosen_time(page):
     assert slider.get_attribute("aria-valuetext") == page.inner_text(".residency .facts")
     assert kind_at(page, 1, 0).endswith(": resident before and now")
     assert kind_at(page, 2, 0).endswith(": dropped by this selection")
-    assert kind_at(page, 7, 0).endswith(": resident since this selection")
+    assert kind_at(page, 7, 0).endswith(": new: uploaded, or from the tail")
     page.click(".residency summary")
     assert [cells(page, ".residency", column) for column in range(1, 6)] == [
         ["0", "3"],

@@ -1,7 +1,7 @@
 "use strict";
 // Views of one run's course: residency over time, acceptance by round, the log of decisions.
 const makeCourseViews = ({ h, s, show, empty, makeTable }) => {
-  const KINDS = { kept: "resident before and now", fresh: "resident since this selection",
+  const KINDS = { kept: "resident before and now", fresh: "new: uploaded, or from the tail",
     dropped: "dropped by this selection", tail: "always-resident tail", absent: "not resident" };
   const sum = (numbers) => numbers.reduce((left, right) => left + right, 0);
   const count = (number) => number.toLocaleString("en");
