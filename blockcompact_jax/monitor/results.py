@@ -152,9 +152,7 @@ def _sweep_row(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _report_row(report: dict[str, Any], name: str) -> dict[str, Any]:
     flat = flatten({key: value for key, value in report.items() if key != "text"})
-    # A study of a trace and a task move nothing: they book nothing.
-    costs = _cost_terms(report["metrics"]) if "metrics" in report else {}
-    return {**flat, **costs, **_budget_share(report), "file": name}
+    return {**flat, **_cost_terms(report["metrics"]), **_budget_share(report), "file": name}
 
 
 def _cost_terms(metrics: dict[str, Any]) -> dict[str, float | None]:
