@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from blockcompact_jax.provenance import machine, package_versions
 from torch_bridge.huggingface.attend_cache import AttendCache, AttendLayer
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
+from torch_bridge.tasks import TaskText, make_case
 
 MODELS = ("smollm2-135m", "gemma3-270m")
 BUDGETS = (0.1, 0.25, 0.5)
@@ -142,21 +142,17 @@ def text_jobs(tokenizer: Any, *, context_tokens: int, num_tokens: int, num_texts
 
 def needle_jobs(tokenizer: Any, *, context_tokens: int, num_needles: int) -> list[Job]:
     """Numbers hidden at several depths of a text and asked for at its end."""
-    filler = build_prompt(tokenizer, context_tokens=context_tokens).token_ids
-    jobs = []
-    for place in range(num_needles):
-        number = 7_304_918 + 1_234_567 * place
-        needle = f"\n\n# The secret number of the library is {number}.\n\n"
-        question = "\n\n# Question: what is the secret number of the library?\n# Answer: it is "
-        hidden, asked, answer = (
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-            for text in (needle, question, f"{number}.")
+    text = TaskText(tokenizer)
+    cases = [
+        make_case(
+            "needle", text, context_tokens=context_tokens, case=place, num_cases=num_needles, seed=0
         )
-        num_filler = context_tokens - len(hidden) - len(asked)
-        depth = math.floor(num_filler * (place + 0.5) / num_needles)
-        context = [*filler[:depth], *hidden, *filler[depth:num_filler], *asked]
-        jobs.append(Job(name=f"needle {place}", context=context, tokens=answer))
-    return jobs
+        for place in range(num_needles)
+    ]
+    return [
+        Job(name=f"needle {place}", context=case.context, tokens=case.answer)
+        for place, case in enumerate(cases)
+    ]
 
 
 def our_results(model: Any, jobs: list[Job]) -> list[dict[str, Any]]:

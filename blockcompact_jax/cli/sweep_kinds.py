@@ -97,7 +97,7 @@ def trace_kind(path: Path) -> SweepKind:
 
     return SweepKind(
         command="blockcompact sweep --trace",
-        options_help="docs/monitor.md",
+        options_help="docs/sweep.md",
         default_grid=DEFAULT_TRACE_GRID,
         complete=lambda configuration: complete_trace_run(configuration, trace=path),
         order=("block_tokens",),
@@ -127,7 +127,7 @@ def task_kind(tasks: str) -> SweepKind:
 
     return SweepKind(
         command="blockcompact sweep --task",
-        options_help="docs/monitor.md",
+        options_help="docs/sweep.md",
         default_grid=DEFAULT_TASK_GRID,
         complete=lambda configuration: complete_task_run({"tasks": tasks, **configuration}),
         order=("model", "dtype"),

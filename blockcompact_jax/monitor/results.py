@@ -146,9 +146,7 @@ def _sweep_row(row: dict[str, Any], name: str) -> dict[str, Any]:
 def report_row(report: dict[str, Any], name: str) -> dict[str, Any]:
     """A run's report as a flat row; `name` is the file that it is from."""
     flat = flatten({key: value for key, value in report.items() if key not in ("text", "course")})
-    # A study of a trace and a task move nothing: they book nothing.
-    costs = _cost_terms(report["metrics"]) if "metrics" in report else {}
-    return {**flat, **costs, **_budget_share(report), "file": name}
+    return {**flat, **_cost_terms(report["metrics"]), **_budget_share(report), "file": name}
 
 
 def course_of(report: dict[str, Any], name: str) -> dict[str, Any] | None:

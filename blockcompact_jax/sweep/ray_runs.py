@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -46,6 +47,7 @@ def run_on_ray(configurations: Sequence[Configuration], engine: Engine) -> Itera
     ray: Any = import_module("ray")
     is_ours = not ray.is_initialized()
     if is_ours:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a sweep reports to nobody
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         yield from _run(ray, configurations, engine)

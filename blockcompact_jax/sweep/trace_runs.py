@@ -96,6 +96,7 @@ class TraceRuns:
             "block_tokens": options.block_tokens,
             "budget_blocks": study["budget_blocks"],
             "num_layers": trace.num_rows,
+            "metrics": {},  # a study moves nothing, so it books nothing
             "study": study,
         }
 

@@ -55,7 +55,12 @@ def causal_block_mass(
 
 
 def block_logits(
-    trace: AttentionTrace, row: int, *, block_tokens: int, block_reduction: BlockReduction
+    trace: AttentionTrace,
+    row: int,
+    *,
+    block_tokens: int,
+    block_reduction: BlockReduction,
+    top_tokens: int = 1,
 ) -> Float32[np.ndarray, "query_head query block"]:
     """Scaled q·k of each recorded query with each whole block, reduced over the block's tokens.
 
@@ -63,17 +68,24 @@ def block_logits(
         trace: The trace.
         row: Recorded layer.
         block_tokens: Tokens per block.
-        block_reduction: MAX, MEAN, SUM or LOG_SUM_EXP.
+        block_reduction: Over the tokens of a block.
+        top_tokens: Tokens that TOP_MEAN averages, 1 … block_tokens; unused otherwise.
     """
+    is_top_mean = block_reduction is BlockReduction.TOP_MEAN
     with _blocks_of(trace, row, block_tokens) as segment:
         result = host_pool_score_blocks(
             np.ascontiguousarray(trace.queries[row]),
             segment,
-            block_reduction=block_reduction,
+            block_reduction=None if is_top_mean else block_reduction,
             scale=float(trace.scales[row]),
         )
         raise_for_status(result.status)
-    return np.asarray(result.scores)[..., : trace.num_tokens // block_tokens]
+    scores, num_blocks = np.asarray(result.scores), trace.num_tokens // block_tokens
+    if not is_top_mean:
+        return scores[..., :num_blocks]
+    whole = scores[..., : num_blocks * block_tokens]
+    by_block = whole.reshape(*whole.shape[:2], num_blocks, block_tokens)
+    return np.sort(by_block, axis=-1)[..., -top_tokens:].mean(axis=-1, dtype=np.float32)
 
 
 def page_bound_logits(

@@ -32,6 +32,7 @@ _LOGITS = {
     "logit_max": BlockReduction.MAX,
     "logit_mean": BlockReduction.MEAN,
     "logit_log_sum_exp": BlockReduction.LOG_SUM_EXP,
+    "logit_top_mean": BlockReduction.TOP_MEAN,
 }
 TRACE_POLICIES = ("attention", *_LOGITS, "page_bounds", "recency", "random")
 """What scores blocks. "attention" is softmax mass, as engines score; "logit_…" reduces q·k over a
@@ -48,6 +49,7 @@ class StudyOptions:
         block_tokens: Tokens per block.
         budget: Blocks of each layer, sink and recent ones included.
         policy: One of `TRACE_POLICIES`.
+        top_tokens: Tokens of a block that "logit_top_mean" averages.
         head_reduction: Over query heads and scored queries.
         sink_blocks: First blocks, always selected.
         recent_blocks: Newest whole blocks, never selected and always attended to.
@@ -61,6 +63,7 @@ class StudyOptions:
     block_tokens: int = 32
     budget: Budget = field(default_factory=lambda: Budget(fraction=0.25))
     policy: str = "attention"
+    top_tokens: int = 1
     head_reduction: HeadReduction = HeadReduction.MEAN
     sink_blocks: int = 1
     recent_blocks: int = 1
@@ -78,6 +81,11 @@ class StudyOptions:
             raise CompactionError(
                 f"`policy` is {self.policy!r}; expected one of {', '.join(TRACE_POLICIES)}."
             )
+        if not 1 <= self.top_tokens <= self.block_tokens:
+            raise CompactionError(
+                f"`top_tokens` is {self.top_tokens} with `block_tokens` {self.block_tokens}; give "
+                "1 ≤ top_tokens ≤ block_tokens."
+            )
         if self.seed < 0:
             raise CompactionError(f"`seed` is {self.seed}; give at least 0.")
         self.selection_policy(max_blocks=0)
@@ -91,6 +99,8 @@ class StudyOptions:
             on_small_budget=SmallBudget.EFFECTIVE,
             layer_budget=self.layer_budget,
             head_reduction=self.head_reduction,
+            block_reduction=_LOGITS.get(self.policy, BlockReduction.SUM),
+            top_tokens=self.top_tokens,
             resident_margin=self.resident_margin,
         )
 
@@ -142,30 +152,41 @@ class BlockScores:
         """Computes nothing yet."""
         self.trace = trace
         self._block_tokens = 0
-        self._known: dict[str, Float32[np.ndarray, "row query_head query block"]] = {}
+        self._known: dict[tuple[str, int], Float32[np.ndarray, "row query_head query block"]] = {}
 
-    def of(self, kind: str, block_tokens: int) -> Float32[np.ndarray, "row query_head query block"]:
+    def of(
+        self, kind: str, block_tokens: int, top_tokens: int = 1
+    ) -> Float32[np.ndarray, "row query_head query block"]:
         """Scores by "attention" (over all blocks), or by another policy that reads keys.
 
         Args:
             kind: One of `TRACE_POLICIES`, neither "recency" nor "random".
             block_tokens: Tokens per block. Only scores of the last block size stay in memory.
+            top_tokens: Of "logit_top_mean".
         """
         if block_tokens != self._block_tokens:
             self._block_tokens, self._known = block_tokens, {}
-        if kind not in self._known:
+        key = (kind, top_tokens if kind == "logit_top_mean" else 1)
+        if key not in self._known:
             rows = range(self.trace.num_rows)
-            self._known[kind] = np.stack([self._of_row(kind, row) for row in rows])
-        return self._known[kind]
+            self._known[key] = np.stack([self._of_row(*key, row) for row in rows])
+        return self._known[key]
 
-    def _of_row(self, kind: str, row: int) -> Float32[np.ndarray, "query_head query block"]:
+    def _of_row(
+        self, kind: str, top_tokens: int, row: int
+    ) -> Float32[np.ndarray, "query_head query block"]:
         block_tokens = self._block_tokens
         if kind == "attention":
             return causal_block_mass(self.trace, row, block_tokens=block_tokens)
         if kind == "page_bounds":
             return page_bound_logits(self.trace, row, block_tokens=block_tokens)
-        reduction = _LOGITS[kind]
-        return block_logits(self.trace, row, block_tokens=block_tokens, block_reduction=reduction)
+        return block_logits(
+            self.trace,
+            row,
+            block_tokens=block_tokens,
+            block_reduction=_LOGITS[kind],
+            top_tokens=top_tokens,
+        )
 
 
 def study_trace(scores: BlockScores, options: StudyOptions) -> TraceStudy:
@@ -219,7 +240,11 @@ class _Walk:
         self._geometry: ModelGeometry = trace.geometry(options.block_tokens)
         self._mass = scores.of("attention", options.block_tokens)
         has_scores = options.policy not in ("recency", "random")
-        self._scores = scores.of(options.policy, options.block_tokens) if has_scores else None
+        self._scores = (
+            scores.of(options.policy, options.block_tokens, options.top_tokens)
+            if has_scores
+            else None
+        )
         self._max_blocks = self._mass.shape[3]
         self._policy = options.selection_policy(max_blocks=self._max_blocks)
         self._random = np.random.default_rng(options.seed)

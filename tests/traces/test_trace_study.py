@@ -22,6 +22,7 @@ from . import trace_cases
 PLAIN = {
     "block_tokens": 8,
     "policy": "attention",
+    "top_tokens": 1,
     "head_reduction": "mean",
     "sink_blocks": 1,
     "recent_blocks": 1,
@@ -66,6 +67,7 @@ def test_mass_and_scores_are_those_of_the_recorded_queries_and_keys(dtype, block
         (4, {"policy": "logit_max", "head_reduction": "max"}),
         (5, {"policy": "logit_mean", "block_tokens": 7, "sink_blocks": 2, "recent_blocks": 2}),
         (3, {"policy": "logit_log_sum_exp", "reselect_every_tokens": 1}),
+        (5, {"policy": "logit_top_mean", "top_tokens": 3}),
         (5, {"policy": "page_bounds", "reselect_every_tokens": 100}),
         (6, {"resident_margin": 0.05, "scored_queries": 1}),
         (3, {"sink_blocks": 0, "recent_blocks": 0}),
@@ -147,6 +149,7 @@ def test_a_margin_keeps_what_is_resident():
     [
         ({"block_tokens": 0}, "`block_tokens` is 0"),
         ({"policy": "best"}, "`policy` is 'best'"),
+        ({"top_tokens": 9}, "`top_tokens` is 9 with `block_tokens` 8"),
         ({"resident_margin": -1.0}, "`resident_margin` is -1.0"),
         ({"seed": -1}, "`seed` is -1"),
         ({"scored_queries": 9}, "the trace has 8 queries"),

@@ -57,7 +57,7 @@ def block_mass(given, row, query, block_tokens):
     return mass
 
 
-def block_score(given, row, query, block, *, policy, block_tokens):
+def block_score(given, row, query, block, *, policy, block_tokens, top_tokens=1):
     """Score of one whole block for one query, [head]."""
     tokens = slice(block * block_tokens, (block + 1) * block_tokens)
     if policy == "attention":
@@ -75,6 +75,7 @@ def block_score(given, row, query, block, *, policy, block_tokens):
             reduce = {
                 "logit_max": np.max,
                 "logit_mean": np.mean,
+                "logit_top_mean": lambda values: np.mean(sorted(values)[-top_tokens:]),
                 "logit_log_sum_exp": lambda values: np.log(np.exp(values).sum()),
             }[policy]
             found.append(reduce(logits))
@@ -101,6 +102,7 @@ def selection(given, row, query, resident, *, num_want, num_candidates, options)
                 block,
                 policy=options["policy"],
                 block_tokens=options["block_tokens"],
+                top_tokens=options["top_tokens"],
             )
         ]
         combined = max(values) if options["head_reduction"] == "max" else sum(values) / len(values)

@@ -103,6 +103,7 @@ class TaskRuns:
             "budget_blocks": effective_budget_blocks(
                 options.budget, options.context // options.block_tokens
             ),
+            "metrics": {},  # nothing is booked by its name here
             "tasks": found,
         }
 
