@@ -210,3 +210,15 @@ def test_OWN_5_a_request_whose_blocks_changed_behind_the_policy_is_an_error():
         decoding_step(tracker, [5, 7], 4)
     with pytest.raises(RuntimeError, match="now has 5 tokens and other blocks"):
         decoding_step(tracker, [5, 7, 8], 5)
+
+
+@pytest.mark.parametrize("gained", [1, 3, 6])
+def test_a_request_that_gained_several_tokens_is_known_at_exactly_its_new_length(gained):
+    """As after a step that verified drafts; its table may already name blocks for the next."""
+    table, is_decoding = np.array([[7, 3, 9, 5]], np.int32), np.array([True])
+    for length in range(5, 13):
+        tracker = RequestTracker(4)
+        (request,) = tracker.step(table, np.array([5], np.int32), is_decoding)
+        request.next_num_tokens = 5 + gained
+        (found,) = tracker.step(table, np.array([length], np.int32), is_decoding)
+        assert (found is request) == (length == 5 + gained)
