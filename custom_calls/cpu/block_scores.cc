@@ -217,7 +217,6 @@ class ScoreTask {
   std::byte* rows_;
 };
 
-// Order-preserving integers of float bits; NaN are the outermost.
 // The status of one sequence of several, whose table begins at entry `first`.
 Status AfterEntries(Status status, int64_t first) {
   if (!status.ok() && status.row >= 0) status.row += static_cast<decltype(status.row)>(first);
