@@ -303,17 +303,7 @@ class CompactionRuntime:
             ),
         )
         if self.on_selection is not None:
-            self.on_selection(
-                record_selection(
-                    state.residency,
-                    commit.residency,
-                    plan.upload,
-                    num_tokens=num_tokens,
-                    num_candidate_blocks=num_candidates,
-                    budget_blocks=budget_blocks,
-                    booked=self.last_booked,
-                )
-            )
+            self.on_selection(self._record(state, plan, num_tokens, budget_blocks))
         return tables
 
     def _attached(self) -> Pools:
@@ -391,3 +381,16 @@ class CompactionRuntime:
             physical_blocks_released=int(commit.retirement.physical_blocks_released),
         )
         self.metrics = self.metrics.add(self.last_booked)
+
+    def _record(
+        self, before: _State, plan: StepPlan, num_tokens: int, budget_blocks: int
+    ) -> SelectionRecord:
+        return record_selection(
+            before.residency,
+            self.residency,
+            plan.upload,
+            num_tokens=num_tokens,
+            num_candidate_blocks=self.num_candidate_blocks,
+            budget_blocks=budget_blocks,
+            booked=self.last_booked,
+        )
