@@ -26,8 +26,6 @@ from torch_bridge.huggingface.run import DTYPES, run_decoding
 from torch_bridge.models.load import LoadedModel, load_model
 from torch_bridge.prompts import build_prompt
 
-PERIODS = (1, 2, 4, 8, 16)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -39,6 +37,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--budget", default="10%")
+    parser.add_argument("--periods", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=32, help="rounds of the calibration")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -60,38 +59,45 @@ def main() -> None:
         costs = Path(folder) / "calibration.json"
         facts = calibration_facts(options, len(context))
         costs.write_text(json.dumps({**facts, **found.to_dict(), "machine": machine()}))
-        samples = run_all(options, loaded, costs, num_repeats=arguments.repeats)
+        ways = ways_of(options, arguments.periods, costs)
+        samples = run_all(ways, loaded, num_repeats=arguments.repeats)
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-    document = {"settings": settings, **origin(), **results_of(samples, found)}
+    document = {"settings": settings, **origin(), **results_of(samples, found, arguments.periods)}
     arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     print_results(document)
 
 
-def run_all(
-    options: RunOptions, loaded: LoadedModel, costs: Path, *, num_repeats: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Every way in turns, `num_repeats` times; a first turn that is not kept warms up."""
-    ways = {
-        f"every {period} rounds": replace(options, reselect_every_rounds=period)
-        for period in PERIODS
-    }
+def ways_of(options: RunOptions, periods: list[int], costs: Path) -> dict[str, RunOptions]:
     online = replace(options, is_reselecting_online=True)
-    ways["online"] = online
-    ways["online, calibrated"] = replace(online, costs_file=costs)
+    return {
+        **{
+            f"every {period} rounds": replace(options, reselect_every_rounds=period)
+            for period in periods
+        },
+        "online": online,
+        "online, calibrated": replace(online, costs_file=costs),
+    }
+
+
+def run_all(
+    ways: dict[str, RunOptions], loaded: LoadedModel, *, num_repeats: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Every way in turns, `num_repeats` times. What compiles does so before a run's own time."""
     samples: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     tokens = None
-    for turn in range(num_repeats + 1):
+    for _ in range(num_repeats):
         for way, chosen in ways.items():
             report = run_decoding(chosen, loaded=loaded).to_dict()
             tokens = tokens or report["token_ids"]
             if report["token_ids"] != tokens:
                 raise SystemExit(f"{way} gave other tokens; nothing of it is stored")
-            if turn:
-                samples[way].append(report)
+            samples[way].append(report)
     return samples
 
 
-def results_of(samples: dict[str, list[dict[str, Any]]], found: Calibration) -> dict[str, Any]:
+def results_of(
+    samples: dict[str, list[dict[str, Any]]], found: Calibration, periods: list[int]
+) -> dict[str, Any]:
     rows = []
     for way, reports in samples.items():
         times = [1e3 / report["tokens_per_second"] for report in reports]
@@ -107,7 +113,7 @@ def results_of(samples: dict[str, list[dict[str, Any]]], found: Calibration) -> 
             }
         )
     median = {row["way"]: row["median_ms_per_token"] for row in rows}
-    fixed = {period: median[f"every {period} rounds"] for period in PERIODS}
+    fixed = {period: median[f"every {period} rounds"] for period in periods}
     best = min(fixed, key=fixed.__getitem__)
     predicted = found.prediction
     return {

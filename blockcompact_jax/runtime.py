@@ -302,17 +302,7 @@ class CompactionRuntime:
             ),
         )
         if self.on_selection is not None:
-            self.on_selection(
-                record_selection(
-                    state.residency,
-                    done.residency,
-                    step.upload,
-                    num_tokens=num_tokens,
-                    num_candidate_blocks=num_candidates,
-                    budget_blocks=budget_blocks,
-                    booked=self.last_booked,
-                )
-            )
+            self.on_selection(self._record(state, step.upload, num_tokens, budget_blocks))
         return tables
 
     def _attached(self) -> Pools:
@@ -387,3 +377,16 @@ class CompactionRuntime:
             metadata_elements=num_rows * len(ROW_COLUMNS),
         )
         self.metrics = self.metrics.add(self.last_booked)
+
+    def _record(
+        self, before: _State, upload: UploadPlan, num_tokens: int, budget_blocks: int
+    ) -> SelectionRecord:
+        return record_selection(
+            before.residency,
+            self.residency,
+            upload,
+            num_tokens=num_tokens,
+            num_candidate_blocks=self.num_candidate_blocks,
+            budget_blocks=budget_blocks,
+            booked=self.last_booked,
+        )
