@@ -224,24 +224,30 @@ def kvpress_versions(python: str) -> dict[str, str]:
 
 
 def rows_of(model: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a method and budget: means over all positions but the first.
+    """One row a method and budget: over the same positions of a job for all of them.
 
-    The first prediction comes from the prefill. `samples` holds every position of every job.
+    The first prediction comes from the prefill; where one of ours attended to everything, no
+    method's prediction counts. `samples` holds every position of every job.
     """
+    places_by_job = _common_places(results)
     rows = []
     for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in results):
         mine = [r for r in results if (r["method"], r["budget"]) == (method, budget)]
         texts = [r for r in mine if r["job"].startswith("text")]
         needles = [r for r in mine if r["job"].startswith("needle")]
+        values = {
+            "kl": _values(texts, "kl", places_by_job),
+            "top1": _values(texts, "is_top1_equal", places_by_job),
+            "needle_recall": _values(needles, "is_token_found", places_by_job),
+        }
         rows.append(
             {
                 "model": model,
                 "method": method,
                 "budget": budget,
                 "num_kept_tokens": statistics.fmean(r["num_kept_tokens"] for r in texts or mine),
-                "kl": _mean(texts, "kl"),
-                "top1": _mean(texts, "is_top1_equal"),
-                "needle_recall": _mean(needles, "is_token_found"),
+                **{name: statistics.fmean(all_) if all_ else None for name, all_ in values.items()},
+                "kl_median": statistics.median(values["kl"]) if texts else None,
                 "samples": [
                     {name: value for name, value in r.items() if name not in ("method", "budget")}
                     for r in mine
@@ -251,19 +257,31 @@ def rows_of(model: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["budget"], row["kl"] or 0.0))
 
 
-def _mean(results: list[dict[str, Any]], name: str) -> float | None:
-    values = [value for r in results for value in r[name][1:] if value is not None]
-    return statistics.fmean(values) if values else None
+def _common_places(results: list[dict[str, Any]]) -> dict[str, list[int]]:
+    return {
+        job: [
+            place
+            for place in range(1, len(given["kl"]))
+            if all(r["kl"][place] is not None for r in results if r["job"] == job)
+        ]
+        for job, given in {r["job"]: r for r in results}.items()
+    }
+
+
+def _values(
+    results: list[dict[str, Any]], name: str, places_by_job: dict[str, list[int]]
+) -> list[Any]:
+    return [r[name][place] for r in results for place in places_by_job[r["job"]]]
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    print(f"{'method':28}{'budget':>7}{'kept':>8}{'KL':>8}{'top-1':>7}{'needle':>8}")
+    print(f"{'method':32}{'budget':>7}{'kept':>8}{'KL':>8}{'median':>8}{'top-1':>8}{'needle':>8}")
     for row in rows:
         print(
-            f"{row['method']:28}{row['budget']:7.0%}{row['num_kept_tokens']:8.0f}"
+            f"{row['method']:32}{row['budget']:7.0%}{row['num_kept_tokens']:8.0f}"
             + "".join(
                 f"{'-' if row[key] is None else format(row[key], '.3f'):>8}"
-                for key in ("kl", "top1", "needle_recall")
+                for key in ("kl", "kl_median", "top1", "needle_recall")
             )
         )
 

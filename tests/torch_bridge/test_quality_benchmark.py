@@ -83,3 +83,13 @@ def test_results_hold_every_position_but_scored_ones(quality, llama):
     assert (row["model"], row["samples"][0]["job"]) == ("tiny", "text 0")
     assert row["needle_recall"] is None
     assert row["kl"] >= 0
+
+
+def test_methods_are_compared_where_all_of_them_have_a_prediction(quality):
+    """The first prediction is the prefill's; where ours attended to everything, none counts."""
+    found = {"num_kept_tokens": 8, "is_top1_equal": [True] * 4, "is_token_found": [True] * 4}
+    ours = {"job": "text 0", "method": "ours", "budget": 0.1, "kl": [0.0, 1.0, None, 2.0], **found}
+    press = {"job": "text 0", "method": "press", "budget": 0.1, "kl": [9.0, 4.0, 8.0, 3.0], **found}
+    rows = {row["method"]: row for row in quality.rows_of("tiny", [ours, press])}
+    assert {name: row["kl"] for name, row in rows.items()} == {"ours": 1.5, "press": 3.5}
+    assert rows["press"]["samples"][0]["kl"] == [9.0, 4.0, 8.0, 3.0]
