@@ -387,5 +387,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         members: list[Any] = [_plain(member) for member in value]  # pyright: ignore
         return sorted(members)
-    fields: dict[str, Any] = vars(value)
-    return fields
+    fields: dict[str, Any] = vars(value)  # pyright: ignore
+    return fields  # pyright: ignore

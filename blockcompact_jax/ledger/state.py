@@ -219,7 +219,9 @@ class Outcome:
 
 EVENT_FIELDS = tuple(entry.name for entry in fields(Event))
 """Columns of an event table, in order."""
-_Row: Any = namedtuple("_Row", EVENT_FIELDS, defaults=[0] * (len(EVENT_FIELDS) - 1))
+_Row: Any = namedtuple(  # pyright: ignore[reportUntypedNamedTuple]
+    "_Row", EVENT_FIELDS, defaults=[0] * (len(EVENT_FIELDS) - 1)
+)
 
 
 def empty_state(shape: LedgerShape, *, num_lanes: int = 1, process_epoch: int = 1) -> LedgerState:

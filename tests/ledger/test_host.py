@@ -102,6 +102,16 @@ def test_COM_4_a_retry_gets_the_stored_result(ledger):
     assert num_free(ledger) == 5
 
 
+def test_COM_4_bodies_are_told_apart_by_all_of_their_digest(ledger):
+    """COM-4: the state holds 31 bits of it; these two bodies agree in them."""
+    ledger.admit(REQUEST)
+    basis = ledger.revisions(REQUEST)
+    ledger.stage(REQUEST, basis, 0, body=b"23033", num_slots=1)
+    with refusal(ResultCode.OPERATION_CONFLICT):
+        ledger.stage(REQUEST, basis, 0, body=b"57901", num_slots=1)
+    assert ledger.counts[Disposition.REFUSED] == 1
+
+
 def test_COM_4_the_store_is_bounded_and_forgets_the_oldest(ledger):
     """COM-4: as many results as places; an older ID is told apart from a new one."""
     ledger.admit(REQUEST)
@@ -199,7 +209,9 @@ def test_COM_8_CAP_4_nothing_leaks(ledger, end, when):
         reach_all(ledger, key)
         ledger.commit(key)
     if end == "restart":
+        ledger.post_ack(key)
         ledger.restart(2)
+        assert ledger.drain_acks() == []  # Of a process that is gone.
         with refusal(ResultCode.PROCESS_EPOCH_MISMATCH):
             ledger.commit(key)
         with refusal(ResultCode.PROCESS_EPOCH_MISMATCH):

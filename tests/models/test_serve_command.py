@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-httpx = pytest.importorskip("httpx", reason="needs the [remote] extra: httpx")
+httpx = pytest.importorskip("httpx", reason="needs the [dev] extra: httpx")
 pytest.importorskip("fastapi", reason="needs the [remote] extra: fastapi")
 pytest.importorskip("transformers", reason="needs the [models] extra: transformers")
 
