@@ -1,7 +1,7 @@
 """Decoding in vLLM: stock attention against a policy, interleaved in one engine.
 
     python benchmarks/engines.py --json benchmarks/results/engines.json
-    python benchmarks/engines.py --lossless --sequences 8 --json benchmarks/results/lossless.json
+    python benchmarks/engines.py --lossless --sequences 8 --context 7800 --rounds 2 --json lossless.json
 
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.
@@ -36,7 +36,7 @@ POLICIES = {"stock": None, "identity": "100%", "attend": "10%"}
 MODEL = "smollm2-135m"
 RESELECT_EVERY_TOKENS = 16
 LOSSLESS_BUDGET, NUM_DRAFT_TOKENS, LOSSLESS_EVERY_TOKENS = "10%", 8, 48
-LOSSLESS_PHASE_S = 8.0
+LOSSLESS_PHASE_S = 4.0
 
 
 def main() -> None:
