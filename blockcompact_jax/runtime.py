@@ -270,8 +270,9 @@ class CompactionRuntime:
             scores, num_candidates, residency, state.ownership, budget_blocks=budget_blocks
         )
         planned = time.perf_counter()
-        with self._transaction(step.upload, num_tokens):
+        with self._transaction(step.upload, num_tokens) as check_landed:
             self._move(step.upload)
+            check_landed()  # Whoever reads the new tables reads the new bytes.
             uploaded = time.perf_counter()
             done = step.commit()
             committed = time.perf_counter()

@@ -219,9 +219,20 @@ class CommitLedger:
         self, key: OperationKey, *, ranks: Sequence[int], conditions: Sequence[Condition]
     ) -> list[ResultCode]:
         """`reach` of several ranks and conditions, in this order; one refusal refuses all."""
-        named = [(rank, condition) for rank in ranks for condition in conditions]
-        rows = [self._of(EventKind.REACH, key, rank=r, condition=c) for r, c in named]
+        rows = self._reaching(key, ranks, conditions)
         return [code for code, _ in self._apply_all(rows, is_message=True)]
+
+    def check_commit(
+        self, key: OperationKey, *, ranks: Sequence[int], conditions: Sequence[Condition]
+    ) -> None:
+        """Raises what `commit` would after `reach_all` of these arguments. Changes nothing.
+
+        Raises:
+            LedgerError: A condition is missing; the message names it and the rank.
+        """
+        rows = [*self._reaching(key, ranks, conditions), self._of(EventKind.COMMIT, key)]
+        self._apply_all(rows)
+        self._cell.undo()
 
     def commit(self, key: OperationKey, *, result: bytes | None = None) -> ResultCode:
         """Publishes an operation that every rank has completed, and stores its result.
@@ -328,6 +339,12 @@ class CommitLedger:
         place = self._place(request_id, request_epoch)
         row = self._event(kind, request=place, request_epoch=request_epoch)
         return self._apply(row, is_message=True)[0]
+
+    def _reaching(
+        self, key: OperationKey, ranks: Sequence[int], conditions: Sequence[Condition]
+    ) -> list[EventRow]:
+        named = [(rank, condition) for rank in ranks for condition in conditions]
+        return [self._of(EventKind.REACH, key, rank=r, condition=c) for r, c in named]
 
     def _held(self, slot: int) -> HeldSlot:
         return HeldSlot(slot=slot, generation=int(self._state.slots.generation[0, slot]))
