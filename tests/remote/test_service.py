@@ -181,6 +181,46 @@ def test_UPL_4_what_is_packed_already_asks_nothing_of_the_model():
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"group": (0, 999)}, "'group': 999"),
+        ({"group": (1, 0)}, "'group': 1"),
+        ({"group": (-1, 0)}, "'group': -1"),
+        ({"layer": (0, 7), "group": (0, -1)}, "'layer': 7"),
+        ({"source_block": (0, 2), "logical_block": (0, 2)}, "'source_block': 2"),
+    ],
+)
+def test_UPL_7_rows_that_are_none_of_the_model_are_refused(change, expected):
+    """UPL-7: a group that is not the layer's takes no lease; the next upload does."""
+    rows = UploadRows(
+        **{
+            "layer": (0, 0),
+            "group": (0, 0),
+            "logical_block": (0, 1),
+            "source_block": (0, 1),
+            "cpu_destination_block": (-1, -1),
+            "physical_block": (4, 5),
+            "valid_tokens": (32, 32),
+            **change,
+        }
+    )
+
+    async def scenario(service, engine):
+        engine.gate.set()
+        message = dataclasses.replace(upload_of(1), rows=rows)
+        if expected is None:
+            assert await service.upload(message) == 2
+            return
+        with pytest.raises(RemoteRefusedError, match=f"{expected}.*and its group"):
+            await service.upload(message)
+        assert service.num_leases == 0
+        await service.upload(upload_of(1))
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("is_closing_when_repeated", [False, True])
 def test_COM_4_a_repeated_prefill_of_a_newer_epoch_opens_one_request(is_closing_when_repeated):
     """COM-4, COM-8: the retry waits for the old epoch's end too; one prefill, one segment."""
