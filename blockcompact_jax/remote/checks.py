@@ -59,7 +59,8 @@ def check_rows(
             Refusal.BAD_MESSAGE,
             f"`rows` has {row} at {number}; expected a full-attention layer and its group, a "
             f"source block below {num_packed} that equals the logical block, "
-            f"{geometry.block_tokens} valid tokens, a CPU destination block of {expected}, and no destination twice.",
+            f"{geometry.block_tokens} valid tokens, a CPU destination block of {expected}, and no "
+            "destination twice.",
         )
 
 

@@ -19,6 +19,7 @@ MESSAGE = wire.FinishWire(process_epoch=1, request_id="request", request_epoch=1
 @pytest.fixture
 def silent():
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
         yield listening
 
 
