@@ -112,8 +112,7 @@ class CompactionRuntime:
         on_selection: hears of each committed selection; None, and nothing is made for it.
         num_physical_blocks: blocks a layer of the resident pool must have.
         num_tail_blocks: of these, blocks of the always-resident tail.
-        num_selections: selections committed so far; of a runtime that takes another's place, the
-            other's too if its owner carries them over, as with `metrics`.
+        num_selections: selections committed so far; its owner may carry it over, as `metrics`.
     """
 
     def __init__(
