@@ -237,11 +237,13 @@ _COURSE_FIELDS = {
     "selections": list,
     "rounds": dict,
 }
-_ROW_FIELDS = ("resident", "num_uploaded", "num_kept", "num_dropped")
-_SELECTION_FIELDS = (
-    *("number", "after_round", "num_tokens", "num_candidate_blocks", "metrics"),
-    *_ROW_FIELDS,
-)
+_ROW_FIELDS = {"resident": str, "num_uploaded": int, "num_kept": int, "num_dropped": int}
+_SELECTION_FIELDS = {
+    **dict.fromkeys(("number", "after_round", "num_tokens", "num_candidate_blocks"), int),
+    "metrics": dict,
+    **dict.fromkeys(_ROW_FIELDS, list),
+}
+_ROUND_FIELDS = {"columns": list, "rows": list}
 _ROUND_COLUMNS = ("round", "num_drafted", "num_accepted", "num_gained", "action", "basis")
 
 
@@ -257,22 +259,46 @@ def check_course(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict) or cast(dict[str, Any], document).get("schema") != SCHEMA:
         raise CompactionError(f"`course` is none of a run; expected `schema` {SCHEMA!r}.")
     course = cast(dict[str, Any], document)
-    for name, kind in _COURSE_FIELDS.items():
-        if not isinstance(course.get(name), kind):
-            raise CompactionError(f"`course` has no usable `{name}`; expected a {kind.__name__}.")
-    num_rows = len(course["layers"])
-    for selection in course["selections"]:
-        missing = [name for name in _SELECTION_FIELDS if name not in selection]
-        if missing:
-            raise CompactionError(f"`course` has a selection without `{missing[0]}`.")
-        for name in _ROW_FIELDS:
-            if len(selection[name]) != num_rows:
-                raise CompactionError(
-                    f"`course` has {len(selection[name])} rows of `{name}` in selection "
-                    f"{selection['number']}; expected one for each of {num_rows} layers."
-                )
-    rounds = course["rounds"]
-    missing = [name for name in _ROUND_COLUMNS if rounds["rows"] and name not in rounds["columns"]]
+    _check_fields(course, _COURSE_FIELDS, where="")
+    for place, selection in enumerate(course["selections"]):
+        _check_selection(selection, len(course["layers"]), where=f" in `selections[{place}]`")
+    _check_rounds(course["rounds"])
+    return course
+
+
+def _check_fields(given: Any, kinds: dict[str, type], *, where: str) -> None:
+    fields = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+    for name, kind in kinds.items():
+        if not isinstance(fields.get(name), kind):
+            raise CompactionError(
+                f"`course` has no usable `{name}`{where}; expected a {kind.__name__}."
+            )
+
+
+def _check_selection(selection: Any, num_rows: int, *, where: str) -> None:
+    _check_fields(selection, _SELECTION_FIELDS, where=where)
+    for name, kind in _ROW_FIELDS.items():
+        rows = selection[name]
+        if len(rows) != num_rows:
+            raise CompactionError(
+                f"`course` has {len(rows)} rows of `{name}`{where}; expected one for each of "
+                f"{num_rows} layers."
+            )
+        if not all(isinstance(row, kind) for row in rows):
+            raise CompactionError(
+                f"`course` has a row of `{name}`{where} that is no {kind.__name__}."
+            )
+
+
+def _check_rounds(rounds: Any) -> None:
+    _check_fields(rounds, _ROUND_FIELDS, where=" in `rounds`")
+    columns, rows = rounds["columns"], rounds["rows"]
+    missing = [name for name in _ROUND_COLUMNS if rows and name not in columns]
     if missing:
         raise CompactionError(f"`course` has rounds without `{missing[0]}`.")
-    return course
+    for place, row in enumerate(rows):
+        if not isinstance(row, list) or len(cast(list[Any], row)) != len(columns):
+            raise CompactionError(
+                f"`course` has no usable `rows[{place}]` in `rounds`; expected a list of "
+                f"{len(columns)} values, one for each column."
+            )

@@ -5,7 +5,7 @@ A session in one process and one whose sources are another's go through the same
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from blockcompact_jax.upload import UploadPlan
 _ON_LANDING = (Condition.READERS_DONE, Condition.LANDED)
 """What a rank's word says; nothing drafts during a transfer, so no reader runs."""
 _ON_TABLES = (Condition.TABLES_WRITTEN, Condition.COMPLETED)
+"""What the written tables say, for all ranks; with no slots there is nothing to say."""
 
 
 class Producer(Protocol):
@@ -117,8 +118,11 @@ class LedgerTransfers:
         self.ledger.reach_all(key, ranks=[rank], conditions=self._awaited)
 
     @contextmanager
-    def transaction(self, upload: UploadPlan, num_tokens: int) -> Generator[None]:
+    def transaction(self, upload: UploadPlan, num_tokens: int) -> Generator[Callable[[], None]]:
         """Surrounds one transfer; see `transfer.Transaction`. Within it every rank says `landed`.
+
+        Yields:
+            What raises LedgerError, naming a rank, until all have said so (COM-7).
 
         Raises:
             LedgerError: The ledger refused a step.
@@ -144,10 +148,10 @@ class LedgerTransfers:
                 self._producer.hold(key, upload, num_tokens=num_tokens, selection_revision=revision)
             ledger.issue(key)
             self._open, self._awaited = key, _ON_LANDING if num_slots else (Condition.COMPLETED,)
-            yield
+            on_tables = _ON_TABLES if num_slots else ()
+            yield lambda: ledger.check_commit(key, ranks=self._ranks, conditions=on_tables)
             # The new tables were written on this thread, for all ranks.
-            if num_slots:
-                ledger.reach_all(key, ranks=self._ranks, conditions=_ON_TABLES)
+            ledger.reach_all(key, ranks=self._ranks, conditions=on_tables)
             ledger.commit(key)
         except BaseException as error:
             self._abort(key, reason=f"{type(error).__name__}: {error}"[:1000])

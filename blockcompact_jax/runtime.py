@@ -100,6 +100,7 @@ class _State:
     ownership: Ownership
     tail: Int32[np.ndarray, "row tail"]
     num_candidate_blocks: int
+    has_selection: bool = False
 
 
 class CompactionRuntime:
@@ -111,7 +112,7 @@ class CompactionRuntime:
         on_selection: hears of each committed selection; None, and nothing is made for it.
         num_physical_blocks: blocks a layer of the resident pool must have.
         num_tail_blocks: of these, blocks of the always-resident tail.
-        num_selections: selections committed so far.
+        num_selections: selections committed so far; its owner may carry it over, as `metrics`.
     """
 
     def __init__(
@@ -192,6 +193,11 @@ class CompactionRuntime:
         return self._transfers.ledger
 
     @property
+    def has_selection(self) -> bool:
+        """Whether this very runtime has committed one; if not, the next one is a full plan."""
+        return self._state.has_selection
+
+    @property
     def num_candidate_blocks(self) -> int:
         """Whole confirmed blocks before the always-resident tail."""
         return self._state.num_candidate_blocks
@@ -264,14 +270,15 @@ class CompactionRuntime:
         state = self._state
         num_whole_blocks = num_tokens // self._geometry.block_tokens
         num_candidates = max(num_whole_blocks - self._recent_blocks, 0)
-        num_leaving = num_candidates - state.num_candidate_blocks if self.num_selections else 0
+        num_leaving = num_candidates - state.num_candidate_blocks if state.has_selection else 0
         residency = self._graduate(state, num_leaving) if num_leaving else state.residency
         step = self._planner.plan(
             scores, num_candidates, residency, state.ownership, budget_blocks=budget_blocks
         )
         planned = time.perf_counter()
-        with self._transaction(step.upload, num_tokens):
+        with self._transaction(step.upload, num_tokens) as check_landed:
             self._move(step.upload)
+            check_landed()  # Whoever reads the new tables reads the new bytes.
             uploaded = time.perf_counter()
             done = step.commit()
             committed = time.perf_counter()
@@ -281,8 +288,9 @@ class CompactionRuntime:
                 ownership=ownership,
                 tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
                 num_candidate_blocks=num_candidates,
+                has_selection=True,
             )
-            tables = self._tables(selected, num_tokens, is_first=self.num_selections == 0)
+            tables = self._tables(selected, num_tokens, is_first=not state.has_selection)
             allocated = time.perf_counter()
             num_entries = publish(tables) if publish else 0
             published = time.perf_counter()

@@ -20,10 +20,13 @@ ROW_COLUMNS: Final = ("layer_row", "source_block", "physical_block", "valid_toke
 Rows = dict[str, Int32[np.ndarray, " upload_row"]]
 """The used rows of a transfer: `ROW_COLUMNS` by name."""
 
-Transaction = Callable[[UploadPlan, int], AbstractContextManager[None]]
+CheckLanded = Callable[[], None]
+"""Raises unless all bytes of a transfer are where they belong, on every rank."""
+
+Transaction = Callable[[UploadPlan, int], AbstractContextManager[CheckLanded]]
 """What surrounds a transfer: entered with the plan and the number of confirmed tokens before the
-first byte moves; left once the bytes are there and the new tables published. An exception in it
-leaves the old state.
+first byte moves; gives what is to be called before the new tables are published; left once they
+are. An exception in it leaves the old state.
 """
 
 Mover = Callable[[Rows], None]

@@ -18,7 +18,8 @@ from blockcompact_jax.ids import HOLE
 
 from .cell import Cell, EventRow, NumpyCell
 from .handles import HeldSlot, LedgerError, OperationKey, RequestRevisions, Staging
-from .kinds import Condition, Disposition, EventKind, OperationStage, RequestState, SlotState
+from .kinds import Condition, Disposition, EventKind, OperationStage, SlotState
+from .places import RequestPlaces
 from .records import OperationRecord, OperationRecords
 from .state import LedgerShape, LedgerState, make_event
 from .tables import disposition_of
@@ -54,7 +55,7 @@ class CommitLedger:
         self.shape = shape
         self._cell = new_cell(shape, process_epoch=process_epoch)
         self._num_refused = dict.fromkeys(Disposition, 0)
-        self._place_by_request: dict[str, int] = {}
+        self._places = RequestPlaces(shape.max_requests)
         self._records = OperationRecords(shape.max_operations)
         self._acks: deque[OperationKey] = deque()
 
@@ -88,11 +89,11 @@ class CommitLedger:
             LedgerError: It runs already.
             CompactionError: No place for another request is left.
         """
-        place = self._place_by_request.get(request_id)
+        place = self._places.find(request_id)
         if place is None:
-            place = self._free_request_place()
+            place = self._places.free(self._state)
         _, value = self._apply(self._event(EventKind.ADMIT, request=place))
-        self._place_by_request[request_id] = place
+        self._places.put(request_id, place)
         return value
 
     def preempt(self, request_id: str, request_epoch: int) -> ResultCode:
@@ -118,16 +119,7 @@ class CommitLedger:
         Raises:
             CompactionError: It is not known.
         """
-        place = self._place_by_request.get(request_id)
-        if place is None:
-            raise CompactionError(f"`request_id` {request_id!r} is not known; admit it first.")
-        requests = self._state.requests
-        return RequestRevisions(
-            request_epoch=int(requests.request_epoch[0, place]),
-            pool_generation=int(requests.pool_generation[0, place]),
-            map_revision=int(requests.map_revision[0, place]),
-            selection_revision=int(requests.selection_revision[0, place]),
-        )
+        return self._places.revisions(request_id, self._state)
 
     def stage(
         self,
@@ -219,9 +211,20 @@ class CommitLedger:
         self, key: OperationKey, *, ranks: Sequence[int], conditions: Sequence[Condition]
     ) -> list[ResultCode]:
         """`reach` of several ranks and conditions, in this order; one refusal refuses all."""
-        named = [(rank, condition) for rank in ranks for condition in conditions]
-        rows = [self._of(EventKind.REACH, key, rank=r, condition=c) for r, c in named]
+        rows = self._reaching(key, ranks, conditions)
         return [code for code, _ in self._apply_all(rows, is_message=True)]
+
+    def check_commit(
+        self, key: OperationKey, *, ranks: Sequence[int], conditions: Sequence[Condition]
+    ) -> None:
+        """Raises what `commit` would after `reach_all` of these arguments. Changes nothing.
+
+        Raises:
+            LedgerError: A condition is missing; the message names it and the rank.
+        """
+        rows = [*self._reaching(key, ranks, conditions), self._of(EventKind.COMMIT, key)]
+        self._apply_all(rows)
+        self._cell.undo()
 
     def commit(self, key: OperationKey, *, result: bytes | None = None) -> ResultCode:
         """Publishes an operation that every rank has completed, and stores its result.
@@ -305,9 +308,11 @@ class CommitLedger:
 
     def resident_slots(self, request_id: str) -> list[HeldSlot]:
         """Returns what can be read for a request, ascending."""
-        place = self._place_by_request.get(request_id, HOLE)
+        place = self._places.find(request_id)
         slots = self._state.slots
-        is_read = (slots.request[0] == place) & (slots.state[0] == SlotState.RESIDENT)
+        is_read = (slots.request[0] == (HOLE if place is None else place)) & (
+            slots.state[0] == SlotState.RESIDENT
+        )
         return [self._held(int(slot)) for slot in np.flatnonzero(is_read)]
 
     def retiring_slots(self, rank: int) -> list[HeldSlot]:
@@ -329,6 +334,12 @@ class CommitLedger:
         row = self._event(kind, request=place, request_epoch=request_epoch)
         return self._apply(row, is_message=True)[0]
 
+    def _reaching(
+        self, key: OperationKey, ranks: Sequence[int], conditions: Sequence[Condition]
+    ) -> list[EventRow]:
+        named = [(rank, condition) for rank in ranks for condition in conditions]
+        return [self._of(EventKind.REACH, key, rank=r, condition=c) for r, c in named]
+
     def _held(self, slot: int) -> HeldSlot:
         return HeldSlot(slot=slot, generation=int(self._state.slots.generation[0, slot]))
 
@@ -349,37 +360,11 @@ class CommitLedger:
         )
 
     def _place(self, request_id: str, request_epoch: int) -> int:
-        """Returns the place of a request; of a forgotten one, a place with a newer epoch."""
-        place = self._place_by_request.get(request_id)
-        if place is not None:
-            return place
-        next_epoch = int(self._state.next_request_epoch[0])
-        if request_epoch >= next_epoch:
+        try:
+            return self._places.of_epoch(request_id, request_epoch, self._state)
+        except LedgerError:
             self._count(Disposition.REFUSED)
-            raise LedgerError(ResultCode.EPOCH_FUTURE, request_epoch)
-        newest = int(np.argmax(self._state.requests.request_epoch[0]))
-        if int(self._state.requests.request_epoch[0, newest]) > request_epoch:
-            return newest
-        raise CompactionError(f"`request_id` {request_id!r} is not known; admit it first.")
-
-    def _free_request_place(self) -> int:
-        """Returns a place that was never used, or whose request ended and holds nothing."""
-        used = set(self._place_by_request.values())
-        for place in range(self.shape.max_requests):
-            if place not in used:
-                return place
-        # An operation that still drains holds a slot, so slots tell all.
-        holders = np.asarray(self._state.slots.request[0])
-        ended = (RequestState.FINISHED, RequestState.ABSENT)
-        for request_id, place in self._place_by_request.items():
-            is_ended = int(self._state.requests.state[0, place]) in ended
-            if is_ended and not (holders == place).any():
-                del self._place_by_request[request_id]
-                return place
-        raise CompactionError(
-            f"All {self.shape.max_requests} places for requests are taken. Create the ledger with "
-            "more, or finish requests and let their slots become quiet."
-        )
+            raise
 
     def _apply(self, row: EventRow, *, is_message: bool = False) -> tuple[ResultCode, int]:
         return self._apply_all([row], is_message=is_message)[0]

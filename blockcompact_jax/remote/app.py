@@ -38,7 +38,7 @@ def create_app(service: VerifierService, *, token: str) -> FastAPI:
 
     Args:
         service: What answers.
-        token: Bearer token that every message but `health` must carry.
+        token: Bearer token that every message must carry, except to `OPEN_PATHS`.
     """
     metrics = ServiceMetrics(service)
 

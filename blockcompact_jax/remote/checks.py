@@ -36,8 +36,11 @@ def check_rows(
     rows = {name: np.asarray(column, np.int64) for name, column in vars(message.rows).items()}
     copy_block = rows["cpu_destination_block"]
     copies = range(area.num_source_blocks, area.num_cpu_blocks) if is_copy else range(HOLE, 0)
+    places = np.searchsorted(geometry.layer_by_row, rows["layer"])
+    groups = np.append(geometry.group_by_row, HOLE)  # One place more, for layers beyond the last.
     is_wrong = (
         ~np.isin(rows["layer"], geometry.full_layers)
+        | (rows["group"] != groups[places])
         | (rows["source_block"] < 0)
         | (rows["source_block"] >= num_packed)
         | (rows["source_block"] != rows["logical_block"])
@@ -54,9 +57,10 @@ def check_rows(
         expected = f"[{copies.start}, {copies.stop})" if is_copy else f"{HOLE}"
         raise RemoteRefusedError(
             Refusal.BAD_MESSAGE,
-            f"`rows` has {row} at {number}; expected a full-attention layer, a source block below "
-            f"{num_packed} that equals the logical block, {geometry.block_tokens} valid "
-            f"tokens, a CPU destination block of {expected}, and no destination twice.",
+            f"`rows` has {row} at {number}; expected a full-attention layer and its group, a "
+            f"source block below {num_packed} that equals the logical block, "
+            f"{geometry.block_tokens} valid tokens, a CPU destination block of {expected}, and no "
+            "destination twice.",
         )
 
 

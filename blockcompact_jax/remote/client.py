@@ -20,7 +20,11 @@ from . import wire
 from .connections import Connections
 from .errors import Refusal, RemoteRefusedError, ServerLostError
 
+_ANSWER_SECONDS: Final = 3600.0
+"""A prefill may take long; a server that died is noticed at once all the same."""
 _IMPATIENT_SECONDS: Final = 1.0
+_IMPATIENT_ANSWER_SECONDS: Final = 5.0
+"""A server that was stopped keeps its connections, so nothing but time tells."""
 _HTTP_PORT: Final = 80
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.5
@@ -88,7 +92,8 @@ class RemoteClient:
             path: Name of the message.
             message: The message; every retry is the same.
             answer: What comes back.
-            is_patient: Whether to repeat it for `retry_seconds`, or for a second at most.
+            is_patient: Whether to repeat it for `retry_seconds`, or for a second at most; and to
+                wait as long as a model takes for an answer, or five seconds.
 
         Raises:
             RemoteRefusedError: The server refused it and changed nothing.
@@ -112,7 +117,12 @@ class RemoteClient:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                status, content = self._connections.exchange(method, path, body)
+                status, content = self._connections.exchange(
+                    method,
+                    path,
+                    body,
+                    answer_seconds=_ANSWER_SECONDS if is_patient else _IMPATIENT_ANSWER_SECONDS,
+                )
                 break
             except (OSError, HTTPException) as error:
                 if time.monotonic() + pause > deadline:

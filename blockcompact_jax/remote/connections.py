@@ -6,8 +6,6 @@ from http.client import HTTPConnection
 from typing import Final
 
 _CONNECT_SECONDS: Final = 2.0
-_MODEL_SECONDS: Final = 3600.0
-"""A prefill may take long; a server that died is noticed at once all the same."""
 
 
 class Connections:
@@ -26,11 +24,19 @@ class Connections:
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._idle: list[HTTPConnection] = []
 
-    def exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def exchange(
+        self, method: str, path: str, body: bytes | None, *, answer_seconds: float
+    ) -> tuple[int, bytes]:
         """Sends a message once; returns status and body of the answer.
 
+        Args:
+            method: Of HTTP.
+            path: Where to.
+            body: What to send.
+            answer_seconds: How long the server may say nothing.
+
         Raises:
-            OSError: The server is not there, or hung up.
+            OSError: The server is not there, hung up, or says nothing.
             http.client.HTTPException: It answered something else than HTTP, or only in part.
         """
         try:
@@ -38,6 +44,7 @@ class Connections:
         except IndexError:
             connection = self._connect()
         try:
+            connection.sock.settimeout(answer_seconds)
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()
             content = response.read()
@@ -56,5 +63,4 @@ class Connections:
     def _connect(self) -> HTTPConnection:
         connection = HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
         connection.connect()
-        connection.sock.settimeout(_MODEL_SECONDS)
         return connection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
@@ -47,13 +48,22 @@ class Gate:
             return
         path: str = scope["path"] if scope["path"] in self._paths else "other"
 
+        is_answered = False
+
         async def counted(event: Any) -> None:
+            nonlocal is_answered
             if event["type"] == "http.response.start":
+                is_answered = True
                 self._count(path, event["status"])
             await send(event)
 
         refused = self._refusal(path, dict(scope["headers"]))
-        await (refused or self._inner)(scope, receive, counted)
+        try:
+            await (refused or self._inner)(scope, receive, counted)
+        except Exception:
+            if not is_answered:  # Starlette answers around all middleware.
+                self._count(path, HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         length = headers.get(b"content-length", b"0")

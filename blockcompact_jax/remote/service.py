@@ -117,25 +117,7 @@ class VerifierService:
     async def prefill(self, message: Prefill) -> SegmentHandle:
         """Opens a request and verifies its context."""
         self._check_epoch(message.process_epoch)
-        known = self._requests.get(message.request_id)
-        if known is None or known.epoch < message.request_epoch:
-            self._check_prefill(message)
-            if known is not None:
-                await self.finish(finish_of(message, known.epoch))
-            if self.num_requests >= self.limits.max_requests:
-                raise RemoteRefusedError(
-                    Refusal.NO_ROOM,
-                    f"All {self.limits.max_requests} places for requests are taken; finish some, "
-                    "or start the server with a larger limit.",
-                )
-            self._requests[message.request_id] = OpenRequest(
-                epoch=message.request_epoch,
-                num_draft_tokens=message.num_draft_tokens,
-                max_tokens=message.max_tokens,
-                num_copy_blocks=message.num_copy_blocks,
-                segment=new_segment(self.allowance),
-            )
-        request = self._request(message)
+        request = await self._opened(message)
 
         def work() -> SegmentHandle:
             half = self._engine.open(
@@ -211,7 +193,6 @@ class VerifierService:
                     f"Operation {request.lease.operation_id} still holds its sources; acknowledge "
                     "or abort it first.",
                 )
-
             is_copying = message.source_kind is SourceKind.CPU_COPY
 
             def work() -> None:
@@ -298,6 +279,30 @@ class VerifierService:
         for request_id, request in list(self._requests.items()):
             await self._end(request_id, request)
         self._executor.shutdown()
+
+    async def _opened(self, message: Prefill) -> OpenRequest:
+        """Returns the request of a prefill; opens it, and ends its admission before, if need be."""
+        known = self._requests.get(message.request_id)
+        if known is not None and known.epoch >= message.request_epoch:
+            return self._request(message)
+        self._check_prefill(message)
+        if known is not None:
+            await self.finish(finish_of(message, known.epoch))
+            return await self._opened(message)  # A retry may have opened it meanwhile (COM-4).
+        if self.num_requests >= self.limits.max_requests:
+            raise RemoteRefusedError(
+                Refusal.NO_ROOM,
+                f"All {self.limits.max_requests} places for requests are taken; finish some, "
+                "or start the server with a larger limit.",
+            )
+        request = self._requests[message.request_id] = OpenRequest(
+            epoch=message.request_epoch,
+            num_draft_tokens=message.num_draft_tokens,
+            max_tokens=message.max_tokens,
+            num_copy_blocks=message.num_copy_blocks,
+            segment=new_segment(self.allowance),
+        )
+        return request
 
     async def _end(self, request_id: str, request: OpenRequest) -> None:
         message = Finish(

@@ -113,15 +113,30 @@ def test_maps_beyond_the_limit_leave_out_every_second_selection():
         (lambda course: course.pop("layers"), "no usable `layers`"),
         (lambda course: course.update(block_tokens=None), "no usable `block_tokens`"),
         (lambda course: course.pop("selections"), "no usable `selections`"),
-        (lambda course: course["selections"][0].pop("num_tokens"), "without `num_tokens`"),
+        (lambda course: course["selections"][0].pop("num_tokens"), "no usable `num_tokens` in"),
         (lambda course: course["selections"][0]["resident"].pop(), "1 rows of `resident`"),
-        (lambda course: course["selections"][0].pop("num_kept"), "without `num_kept`"),
-        (lambda course: course["rounds"].update(rows=[[1]]), "rounds without `round`"),
+        (lambda course: course["selections"][0].pop("num_kept"), "no usable `num_kept` in"),
+        (lambda course: course["selections"].append(3), r"`number` in `selections\[1\]`"),
+        (lambda course: course["selections"][0].update(number="1"), "no usable `number`"),
+        (lambda course: course["selections"][0].update(resident=3), "no usable `resident`"),
+        (lambda course: course["selections"][0].update(resident=[3, 4]), "`resident`.* no str"),
+        (lambda course: course["selections"][0].update(num_kept=["", 4]), "`num_kept`.* no int"),
+        (lambda course: course["selections"][0].update(metrics=[]), "no usable `metrics`"),
+        (lambda course: course.update(rounds={}), "no usable `columns` in `rounds`"),
+        (lambda course: course["rounds"].pop("rows"), "no usable `rows` in `rounds`"),
+        (lambda course: course["rounds"].update(columns=[], rows=[[1]]), "rounds without `round`"),
+        (lambda course: course["rounds"]["rows"][0].pop(), r"`rows\[0\]`.* [0-9]+ values"),
+        (lambda course: course["rounds"]["rows"].append(3), r"`rows\[1\]`.* [0-9]+ values"),
     ],
 )
 def test_what_is_no_course_is_refused(change, said):
     course = RunCourse(layers=(0, 3), block_tokens=32)
     course.add_selection(selection(np.ones((2, 9), bool)))
+    course.add_round(
+        RoundRecord(
+            num_drafted=8, num_accepted=5, num_gained=6, round_us=1234.5, decision=decision()
+        )
+    )
     document = course.to_dict()
     check_course(document)
     change(document)

@@ -139,6 +139,26 @@ def test_COM_7_no_commit_without_the_last_rank(transfers, producer):
     assert [words[0] for words in producer.heard] == ["hold", "acknowledge", "hold", "abort"]
 
 
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_COM_7_no_tables_before_the_last_rank(transfers, num_rows):
+    """COM-7: the check names the rank that has not landed, and changes nothing itself."""
+    with transfers.transaction(plan(num_rows), 100) as check_landed:
+        key = transfers.open_key
+        transfers.landed(0, key)
+        before = transfers.ledger.state
+        with pytest.raises(LedgerError) as caught:
+            check_landed()
+        expected = ResultCode.MISSING_READERS if num_rows else ResultCode.MISSING_COMPLETION
+        assert (caught.value.code, caught.value.value) == (expected, 1)
+        assert is_same(transfers.ledger.state, before)
+        transfers.landed(1, key)
+        before = transfers.ledger.state
+        check_landed()
+        assert is_same(transfers.ledger.state, before)
+        assert stage_of(transfers, key) is OperationStage.ISSUED
+    assert stage_of(transfers, key) is OperationStage.COMMITTED
+
+
 @pytest.mark.parametrize("failing", ["hold", "transfer", "tables"])
 @pytest.mark.parametrize("num_rows", [0, 3])
 def test_COM_7_whatever_fails_before_the_commit_changes_nothing(

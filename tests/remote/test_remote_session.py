@@ -256,14 +256,14 @@ def test_COM_7_a_server_killed_within_a_transfer_leaves_the_old_state(context):
     try:
         session.prefill(context)
         runtime, residency = session.runtime, session.runtime.residency
-        upload = session.runtime._upload
+        upload = session.runtime._move
 
         def kill_then_upload(plan):
             server.kill()
             upload(plan)  # The pages of a dead server stay mapped.
             raise ServerLostError("as if a later step had noticed")
 
-        session.runtime._upload = kill_then_upload
+        session.runtime._move = kill_then_upload
         with pytest.raises(ServerLostError, match="does not answer"):
             session.reselect()
         assert runtime.residency is residency

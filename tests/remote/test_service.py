@@ -43,6 +43,7 @@ class SlowEngine:
     def __init__(self):
         self.gate = threading.Event()
         self.confirmed = []
+        self.num_prefills = 0
 
     def capabilities(self, process_epoch):
         return capabilities_of(self.geometry, model="m", process_epoch=process_epoch)
@@ -52,7 +53,7 @@ class SlowEngine:
         return self
 
     def prefill(self, token_ids):
-        pass
+        self.num_prefills += 1
 
     def verify(self, token_ids, *, is_scoring):
         pass
@@ -80,6 +81,16 @@ def upload_of(operation_id):
     )
 
 
+def prefill_of(request_epoch):
+    return Prefill(
+        **{**NAMES, "request_epoch": request_epoch},
+        operation_id=0,
+        token_ids=tuple(range(64)),
+        max_tokens=128,
+        num_draft_tokens=2,
+    )
+
+
 def run(scenario):
     """Runs `scenario(service, engine)` on a prefilled request."""
 
@@ -87,10 +98,7 @@ def run(scenario):
         engine = SlowEngine()
         limits = ServiceLimits(max_requests=1, memory_bytes=1 << 20, lease_seconds=60.0)
         service = VerifierService(engine, limits, process_epoch=1)
-        tokens = tuple(range(64))
-        await service.prefill(
-            Prefill(**NAMES, operation_id=0, token_ids=tokens, max_tokens=128, num_draft_tokens=2)
-        )
+        await service.prefill(prefill_of(request_epoch=1))
         try:
             await scenario(service, engine)
         finally:
@@ -169,5 +177,69 @@ def test_UPL_4_what_is_packed_already_asks_nothing_of_the_model():
         assert engine.confirmed == [64, 64]
         assert await service.upload(dataclasses.replace(upload_of(4), num_tokens=65)) == 2
         assert engine.confirmed == [64, 64, 65]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"group": (0, 999)}, "'group': 999"),
+        ({"group": (1, 0)}, "'group': 1"),
+        ({"group": (-1, 0)}, "'group': -1"),
+        ({"layer": (0, 7), "group": (0, -1)}, "'layer': 7"),
+        ({"source_block": (0, 2), "logical_block": (0, 2)}, "'source_block': 2"),
+    ],
+)
+def test_UPL_7_rows_that_are_none_of_the_model_are_refused(change, expected):
+    """UPL-7: a group that is not the layer's takes no lease; the next upload does."""
+    rows = UploadRows(
+        **{
+            "layer": (0, 0),
+            "group": (0, 0),
+            "logical_block": (0, 1),
+            "source_block": (0, 1),
+            "cpu_destination_block": (-1, -1),
+            "physical_block": (4, 5),
+            "valid_tokens": (32, 32),
+            **change,
+        }
+    )
+
+    async def scenario(service, engine):
+        engine.gate.set()
+        message = dataclasses.replace(upload_of(1), rows=rows)
+        if expected is None:
+            assert await service.upload(message) == 2
+            return
+        with pytest.raises(RemoteRefusedError, match=f"{expected}.*and its group"):
+            await service.upload(message)
+        assert service.num_leases == 0
+        await service.upload(upload_of(1))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_closing_when_repeated", [False, True])
+def test_COM_4_a_repeated_prefill_of_a_newer_epoch_opens_one_request(is_closing_when_repeated):
+    """COM-4, COM-8: the retry waits for the old epoch's end too; one prefill, one segment."""
+
+    async def scenario(service, engine):
+        used_bytes = service.allowance.used_bytes
+        has_closed = threading.Event()
+        engine.close = lambda: has_closed.wait(20)
+        first = asyncio.ensure_future(service.prefill(prefill_of(request_epoch=2)))
+        if is_closing_when_repeated:
+            await asyncio.sleep(0.05)
+        retry = asyncio.ensure_future(service.prefill(prefill_of(request_epoch=2)))
+        await asyncio.sleep(0.05)
+        has_closed.set()
+        handles = await asyncio.gather(first, retry)
+        assert handles[0] == handles[1]
+        assert engine.num_prefills == 2  # One of each epoch.
+        assert service.allowance.used_bytes == used_bytes > 0
+        await service.finish(Finish(**{**NAMES, "request_epoch": 2}))
+        assert service.num_requests == service.allowance.used_bytes == 0
 
     run(scenario)

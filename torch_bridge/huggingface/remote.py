@@ -214,9 +214,10 @@ class RemoteSession(CompactionSession):
         self._remote.attach()
 
     def _forget_residency(self) -> None:
-        metrics = self.runtime.metrics
-        self.runtime = self._new_runtime()
-        self.runtime.metrics = metrics
+        """Begins anew with empty stores; what was counted so far stays, as the course does."""
+        lost, self.runtime = self.runtime, self._new_runtime()
+        self.runtime.metrics = lost.metrics
+        self.runtime.num_selections = lost.num_selections
 
     def _new_resident(self) -> ResidentKV:
         if self.num_ranks == 1:

@@ -277,6 +277,7 @@ class CompactionSession:
         scores = self.score_source(to_jax(self.blocks.mass))
         num_whole_blocks = self.num_tokens // limits.block_tokens
         budget = effective_budget_blocks(limits.budget, num_whole_blocks)
+        is_first = not self.runtime.has_selection
         tables = self.runtime.reselect(
             scores,
             num_tokens=self.num_tokens,
@@ -290,7 +291,6 @@ class CompactionSession:
         tail = self.full.read_newest(tables.unfilled_token_position, self.num_tokens)
         self.resident.write_confirmed(tables.unfilled_token_position, tail)
         # The first selection uploads everything, which says nothing of the later ones.
-        is_first = self.runtime.num_selections == 1
         booked = costs_from_metrics(self.runtime.last_booked)
         self.reselection.book_selection(None if is_first else self._completed(booked))
         self.seconds.reselect += time.perf_counter() - begin
