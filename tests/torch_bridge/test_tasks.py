@@ -113,6 +113,21 @@ def test_a_context_without_room_is_refused(task, context_tokens, text):
         case_of(task, text, context_tokens=context_tokens)
 
 
+def test_a_registry_without_a_line_is_refused_and_one_line_is_asked_for(text):
+    """What is asked for is always in the context, in the shortest one that is made, too."""
+    made = []
+    for context_tokens in range(60, 260):
+        try:
+            made.append(case_of("key-value", text, context_tokens=context_tokens))
+        except OptionError:
+            assert not made
+    assert 0 < len(made) < 200
+    written = read(made[0].context)
+    (line,) = re.findall(r"^The key ([a-z]{6}) holds (\d{5})\.$", written, flags=re.MULTILINE)
+    assert written.endswith(f"\nIn this registry, the key {line[0]} holds")
+    assert read(made[0].answer) == f" {line[1]}."
+
+
 @pytest.mark.parametrize("given", ["", ",", "needle,haystack"])
 def test_unknown_tasks_are_refused(given):
     with pytest.raises(OptionError, match="expected some of needle, key-value, variables, code"):
