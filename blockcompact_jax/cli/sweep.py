@@ -106,15 +106,14 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     results = ResultFile(out)
     with make_observer() as observer:
         engine, digests = kind.open(configurations, observer)
-        with refused_writes("out", out):
-            summary = run_sweep(
-                configurations,
-                engine=engine,
-                results=results,
-                observer=observer,
-                digests=digests,
-                run_all=run_on_ray if is_on_ray else None,
-            )
+        summary = run_sweep(
+            configurations,
+            engine=engine,
+            results=results,
+            observer=observer,
+            digests=digests,
+            run_all=run_on_ray if is_on_ray else None,
+        )
     if parquet is not None:
         with refused_writes("parquet", parquet):
             write_parquet(results.rows, parquet)

@@ -159,6 +159,20 @@ def test_MON_1_a_report_that_JSON_cannot_hold_is_a_failed_configuration(tmp_path
     assert [row["state"] for row in read_rows(path)] == ["done", "failed", "done"]
 
 
+def test_a_row_that_cannot_be_written_names_the_file_and_a_fault_inside_a_run_does_not(tmp_path):
+    """A full disk ends a sweep; an engine's own OSError is a failed configuration."""
+
+    class Disconnected(CountingEngine):
+        def run(self, configuration):
+            raise ConnectionError("gone")
+
+    summary = sweep(tmp_path / "s.jsonl", Disconnected(), CONFIGURATIONS[:1])
+    assert [error for _, error in summary.failures] == ["ConnectionError: gone"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompactionError, match=r"`out` is .*x\.jsonl', which cannot be written"):
+        sweep(tmp_path / "file" / "x.jsonl", CountingEngine())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
