@@ -6,6 +6,7 @@ A runtime and a session fill it where somebody asks; otherwise nothing is record
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -238,10 +239,12 @@ _COURSE_FIELDS = {
     "rounds": dict,
 }
 _ROW_FIELDS = ("resident", "num_uploaded", "num_kept", "num_dropped")
-_SELECTION_FIELDS = (
-    *("number", "after_round", "num_tokens", "num_candidate_blocks", "metrics"),
-    *_ROW_FIELDS,
-)
+_SELECTION_FIELDS = {
+    **dict.fromkeys(("number", "after_round", "num_tokens", "num_candidate_blocks"), int),
+    "metrics": dict,
+    **dict.fromkeys(_ROW_FIELDS, list),
+}
+_ROUND_FIELDS = {"columns": list, "rows": list}
 _ROUND_COLUMNS = ("round", "num_drafted", "num_accepted", "num_gained", "action", "basis")
 
 
@@ -257,22 +260,38 @@ def check_course(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict) or cast(dict[str, Any], document).get("schema") != SCHEMA:
         raise CompactionError(f"`course` is none of a run; expected `schema` {SCHEMA!r}.")
     course = cast(dict[str, Any], document)
-    for name, kind in _COURSE_FIELDS.items():
-        if not isinstance(course.get(name), kind):
-            raise CompactionError(f"`course` has no usable `{name}`; expected a {kind.__name__}.")
+    _check_fields(course, _COURSE_FIELDS, "`course`")
     num_rows = len(course["layers"])
-    for selection in course["selections"]:
-        missing = [name for name in _SELECTION_FIELDS if name not in selection]
-        if missing:
-            raise CompactionError(f"`course` has a selection without `{missing[0]}`.")
+    for place, selection in enumerate(course["selections"]):
+        _check_fields(selection, _SELECTION_FIELDS, f"`course` in `selections[{place}]`")
         for name in _ROW_FIELDS:
             if len(selection[name]) != num_rows:
                 raise CompactionError(
-                    f"`course` has {len(selection[name])} rows of `{name}` in selection "
-                    f"{selection['number']}; expected one for each of {num_rows} layers."
+                    f"`course` has {len(selection[name])} rows of `{name}` in "
+                    f"`selections[{place}]`; expected one for each of {num_rows} layers."
                 )
-    rounds = course["rounds"]
-    missing = [name for name in _ROUND_COLUMNS if rounds["rows"] and name not in rounds["columns"]]
+    _check_rounds(course["rounds"])
+    return course
+
+
+def _check_rounds(rounds: dict[str, Any]) -> None:
+    _check_fields(rounds, _ROUND_FIELDS, "`course` in `rounds`")
+    columns: list[Any] = rounds["columns"]
+    missing = [name for name in _ROUND_COLUMNS if rounds["rows"] and name not in columns]
     if missing:
         raise CompactionError(f"`course` has rounds without `{missing[0]}`.")
-    return course
+    for place, row in enumerate(rounds["rows"]):
+        if not isinstance(row, list) or len(cast(list[Any], row)) != len(columns):
+            raise CompactionError(
+                f"`course` has a round `rounds.rows[{place}]` that does not fit; expected a list "
+                f"of {len(columns)} values, one for each of its columns."
+            )
+
+
+def _check_fields(part: Any, kinds: Mapping[str, type], where: str) -> None:
+    if not isinstance(part, dict):
+        raise CompactionError(f"{where} has {str(part)[:60]!r}; expected an object.")
+    values = cast(dict[str, Any], part)
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
+            raise CompactionError(f"{where} has no usable `{name}`; expected a {kind.__name__}.")

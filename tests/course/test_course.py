@@ -113,15 +113,33 @@ def test_maps_beyond_the_limit_leave_out_every_second_selection():
         (lambda course: course.pop("layers"), "no usable `layers`"),
         (lambda course: course.update(block_tokens=None), "no usable `block_tokens`"),
         (lambda course: course.pop("selections"), "no usable `selections`"),
-        (lambda course: course["selections"][0].pop("num_tokens"), "without `num_tokens`"),
+        (lambda course: course["selections"][0].pop("num_tokens"), "no usable `num_tokens`"),
         (lambda course: course["selections"][0]["resident"].pop(), "1 rows of `resident`"),
-        (lambda course: course["selections"][0].pop("num_kept"), "without `num_kept`"),
-        (lambda course: course["rounds"].update(rows=[[1]]), "rounds without `round`"),
+        (lambda course: course["selections"][0].pop("num_kept"), "no usable `num_kept`"),
+        (
+            lambda course: course.update(selections=[3]),
+            r"`selections\[0\]` has '3'; expected an obj",
+        ),
+        (lambda course: course["selections"][0].update(resident=2), "no usable `resident`"),
+        (lambda course: course["selections"][0].update(number=True), "no usable `number`"),
+        (lambda course: course.update(rounds={}), "`rounds` has no usable `columns`"),
+        (lambda course: course["rounds"].update(rows=7), "`rounds` has no usable `rows`"),
+        (lambda course: course["rounds"]["rows"][0].pop(), r"`rounds.rows\[0\]` that does not fit"),
+        (
+            lambda course: course["rounds"]["rows"].append(5),
+            r"`rounds.rows\[1\]` that does not fit",
+        ),
+        (lambda course: course["rounds"]["columns"].pop(0), "rounds without `round`"),
     ],
 )
 def test_what_is_no_course_is_refused(change, said):
     course = RunCourse(layers=(0, 3), block_tokens=32)
     course.add_selection(selection(np.ones((2, 9), bool)))
+    course.add_round(
+        RoundRecord(
+            num_drafted=8, num_accepted=5, num_gained=6, round_us=1.0, decision=decision(plan=4.0)
+        )
+    )
     document = course.to_dict()
     check_course(document)
     change(document)
