@@ -54,7 +54,7 @@ def _as_type_of(name: str, value: Any, default: Any) -> Value:
         if isinstance(value, str):
             return value
     else:
-        number = _as_number(value, type(default))
+        number = _as_number(value, float if isinstance(default, float) else int)
         if number is not None:
             return number
     expected = {
