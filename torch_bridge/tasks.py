@@ -131,7 +131,9 @@ def _key_value(
         key = _new_name(draw, known)
         value = str(draw.randrange(10_000, 100_000))
         lines.append((key, value, text.encode(f"The key {key} holds {value}.\n")))
-    key, value, _ = lines[int(depth * len(lines))] if lines else ("none", "0", [])
+    if not lines:
+        return TaskCase(task="key-value", depth=depth, context=[], answer=[])
+    key, value, _ = lines[int(depth * len(lines))]
     asked, answer = text.ask(f"\nIn this registry, the key {key} holds", f"{value}.")
     listed = [token for _, _, line in lines for token in line]
     num_missing = num_room - len(listed) - len(asked)

@@ -8,15 +8,11 @@ from typing import Any
 
 from blockcompact_jax.sweep.store import flatten, latest_rows
 
-EXACT = (
-    "weights",
-    "tokens_identical_to_full",
-    "acceptance_rate",
-    "tokens_per_round",
-    "num_rounds",
-)
-"""What depends on the configuration alone. Counted metrics and sizes are exact too, and so is what
-a trace or a task gave."""
+EXACT = ("weights", "tokens_identical_to_full", "memory_bytes", "study", "tasks")
+"""What depends on the configuration alone, as the tokens do."""
+
+COUNTED = ("acceptance_rate", "tokens_per_round", "num_rounds", "metrics")
+"""What does too, but where selections follow measured times (`reselect_online`)."""
 
 TIMED = ("speedup_vs_full", "tokens_per_second", "tokens_per_second_full")
 """What depends on the machine and its load too."""
@@ -34,7 +30,8 @@ def compare_sweeps(
     Returns:
         Plain JSON values: "origins" says in what machine, versions and sources the two differ;
         "rows" holds for each common configuration "changed" (exact values that differ, as
-        [first, second]) and "ratios" (second / first of each speed, None where one is missing);
+        [first, second]), "are_counts_compared" (whether `COUNTED` are exact, too) and "ratios"
+        (second / first of each speed, None where one is missing);
         "only_first" and "only_second" are configurations without a partner.
     """
     sides = [
@@ -53,7 +50,9 @@ def compare_sweeps(
 
 
 def _row(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    one, two = (_exact_values(side["report"]) for side in (left, right))
+    are_counts_compared = not left["configuration"].get("reselect_online", False)
+    names = (*EXACT, *(COUNTED if are_counts_compared else ()))
+    one, two = (_exact_values(side["report"], names) for side in (left, right))
     changed = {
         name: [one.get(name), two.get(name)]
         for name in dict.fromkeys((*one, *two))
@@ -64,15 +63,14 @@ def _row(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return {
         "configuration": left["configuration"],
         "changed": changed,
+        "are_counts_compared": are_counts_compared,
         "ratios": {name: _ratio(left["report"], right["report"], name) for name in TIMED},
     }
 
 
-def _exact_values(report: dict[str, Any]) -> dict[str, Any]:
+def _exact_values(report: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Values that the same configuration gives on every machine: no time, no peak memory."""
-    flat = flatten(
-        {name: report.get(name) for name in (*EXACT, "metrics", "memory_bytes", "study", "tasks")}
-    )
+    flat = flatten({name: report.get(name) for name in names})
     return {name: value for name, value in flat.items() if not name.endswith(("_us", "_peak"))}
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from blockcompact_jax.budget import Budget, OptionError, parse_budget
 from blockcompact_jax.sweep.grid import Configuration, Value
+
+_MAX_INT = 2**63 - 1
+_MAX_SHOWN = 60
 
 
 def complete_configuration(
@@ -50,14 +54,37 @@ def _as_type_of(name: str, value: Any, default: Any) -> Value:
         if isinstance(value, str):
             return value
     else:
-        try:
-            number = type(default)(value)
-        except (TypeError, ValueError):
-            number = None
-        if number is not None and not isinstance(value, bool) and float(number) == float(value):
+        number = _as_number(value, float if isinstance(default, float) else int)
+        if number is not None:
             return number
-    expected = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
-    raise OptionError(f"`{name}` is {value!r} in the sweep, expected {expected[type(default)]}")
+    expected = {
+        bool: "true or false",
+        str: "a text",
+        int: "a whole number of 64 bits",
+        float: "a number",
+    }
+    raise OptionError(
+        f"`{name}` is {_shown(value)} in the sweep, expected {expected[type(default)]}"
+    )
+
+
+def _as_number(value: Any, kind: type[int] | type[float]) -> int | float | None:
+    """The same number as a whole one or a float; None where there is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if isinstance(number, int) and not -_MAX_INT <= number <= _MAX_INT:
+        return None
+    is_same = not math.isnan(number) if isinstance(value, str) else number == value
+    return number if is_same else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _as_member(name: str, value: Any, kind: type[enum.Enum]) -> str:

@@ -42,13 +42,13 @@ def run_on_ray(configurations: Sequence[Configuration], engine: Engine) -> Itera
         Rows, as they end.
 
     Raises:
-        CompactionError: If a worker has other sources or versions than this process, or is lost.
+        CompactionError: If the cluster cannot be reached, or a worker has other sources or versions
+            than this process, or is lost.
     """
     ray: Any = import_module("ray")
     is_ours = not ray.is_initialized()
     if is_ours:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a sweep reports to nobody
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        _connect(ray)
     try:
         yield from _run(ray, configurations, engine)
     except ray.exceptions.RayError as error:
@@ -59,6 +59,20 @@ def run_on_ray(configurations: Sequence[Configuration], engine: Engine) -> Itera
     finally:
         if is_ours:
             ray.shutdown()
+
+
+def _connect(ray: Any) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a sweep reports to nobody
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError) as error:
+        named = "not set" if address is None else repr(address)
+        reason = " ".join(str(error).split())
+        raise CompactionError(
+            f"`RAY_ADDRESS` is {named}, and no Ray cluster could be used ({reason}); give the "
+            "address of one that runs, or unset it for one in this machine."
+        ) from error
 
 
 def _run(

@@ -54,12 +54,23 @@ class ResultFile:
         self.rows = _resume(path) if path.exists() else []
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row and forces it to disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Adds a row and forces it to disk.
+
+        Raises:
+            CompactionError: if it cannot be written.
+        """
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CompactionError(
+                f"`out` is {str(self.path)!r}, which cannot be written "
+                f"({error.strerror or error}); give another path."
+            ) from error
         self.rows.append(row)
 
     def completed(self) -> set[str]:

@@ -80,7 +80,7 @@ def run_sweep(
 
     Raises:
         CompactionError: if `results` were made by other sources, other versions of packages or
-            other weights: they would be mixed silently.
+            other weights: they would be mixed silently; or if a row cannot be written.
     """
     here, known = origin(), digests or {}
     _check_same_origin(results, here, known)

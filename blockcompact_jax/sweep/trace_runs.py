@@ -13,8 +13,9 @@ from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import LayerBudget
 from blockcompact_jax.sweep.grid import Configuration
 from blockcompact_jax.sweep.options import complete_configuration
+from blockcompact_jax.traces.scores import BlockScores
 from blockcompact_jax.traces.store import read_trace
-from blockcompact_jax.traces.study import BlockScores, StudyOptions, rounded, study_trace
+from blockcompact_jax.traces.study import StudyOptions, rounded, study_trace
 
 TRACE_OPTIONS = tuple(StudyOptions.__dataclass_fields__)
 """Names in a sweep over a trace: the fields of `StudyOptions`."""

@@ -1,8 +1,9 @@
 """Block scores of a trace's queries, by the host kernels, a layer at a time.
 
 `causal_block_mass` is the attention itself: what a query gives to each block of the tokens up to
-its own. `block_logits` and `page_bound_logits` are cheaper scores of blocks that are older than
-every query that scores them; there each query meets each block.
+its own. `block_logits` and `page_bound_logits` are cheaper scores; there each query meets each
+block, newer ones too. `seen_blocks` tells which of them a query may score, and `fill_unseen` leaves
+out the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int32
 
 from blockcompact_jax.kernels import (
     AttendSegment,
@@ -23,6 +24,14 @@ from blockcompact_jax.kernels import (
 )
 from blockcompact_jax.scores import BlockReduction, mass_from_log_sum_exp, page_bound_scores
 from blockcompact_jax.traces.trace import AttentionTrace
+
+LOGIT_REDUCTIONS = {
+    "logit_max": BlockReduction.MAX,
+    "logit_mean": BlockReduction.MEAN,
+    "logit_log_sum_exp": BlockReduction.LOG_SUM_EXP,
+    "logit_top_mean": BlockReduction.TOP_MEAN,
+}
+"""Policies that reduce q·k over the tokens of a block."""
 
 
 def causal_block_mass(
@@ -105,6 +114,87 @@ def page_bound_logits(
     bounds = (np.asarray(keys)[None, :, :num_blocks] for keys in result[:2])
     scores = page_bound_scores(trace.queries[row][None], *bounds)
     return np.array(scores[0]) * np.float32(trace.scales[row])
+
+
+class BlockScores:
+    """Scores of all recorded queries, computed once for each kind and block size."""
+
+    def __init__(self, trace: AttentionTrace) -> None:
+        """Computes nothing yet."""
+        self.trace = trace
+        self._block_tokens = 0
+        self._known: dict[tuple[str, int], Float32[np.ndarray, "row query_head query block"]] = {}
+
+    def of(
+        self, kind: str, block_tokens: int, top_tokens: int = 1
+    ) -> Float32[np.ndarray, "row query_head query block"]:
+        """Scores by "attention" (over all blocks), or by another policy that reads keys.
+
+        Args:
+            kind: "attention", "page_bounds" or one of `LOGIT_REDUCTIONS`.
+            block_tokens: Tokens per block. Only scores of the last block size stay in memory.
+            top_tokens: Of "logit_top_mean".
+        """
+        if block_tokens != self._block_tokens:
+            self._block_tokens, self._known = block_tokens, {}
+        key = (kind, top_tokens if kind == "logit_top_mean" else 1)
+        if key not in self._known:
+            rows = range(self.trace.num_rows)
+            self._known[key] = np.stack([self._of_row(*key, row) for row in rows])
+        return self._known[key]
+
+    def _of_row(
+        self, kind: str, top_tokens: int, row: int
+    ) -> Float32[np.ndarray, "query_head query block"]:
+        block_tokens = self._block_tokens
+        if kind == "attention":
+            return causal_block_mass(self.trace, row, block_tokens=block_tokens)
+        if kind == "page_bounds":
+            return page_bound_logits(self.trace, row, block_tokens=block_tokens)
+        return block_logits(
+            self.trace,
+            row,
+            block_tokens=block_tokens,
+            block_reduction=LOGIT_REDUCTIONS[kind],
+            top_tokens=top_tokens,
+        )
+
+
+def seen_blocks(
+    query_positions: Int32[np.ndarray, " query"], *, num_blocks: int, block_tokens: int
+) -> Bool[np.ndarray, "query block"]:
+    """Whether all tokens of a block are up to a query's own.
+
+    Args:
+        query_positions: Token positions of the queries.
+        num_blocks: Blocks from the beginning of the text.
+        block_tokens: Tokens per block.
+    """
+    ends = np.arange(1, num_blocks + 1) * block_tokens
+    return ends <= query_positions[:, None] + 1
+
+
+def fill_unseen(
+    scores: Float32[np.ndarray, "row query_head query block"],
+    is_seen: Bool[np.ndarray, "query block"],
+) -> Float32[np.ndarray, "row query_head query block"]:
+    """Scores where a query that did not see a block says what those say on average that did.
+
+    So a maximum or a mean over queries is that over the queries that saw the block, and a sum is
+    not less for a newer block.
+
+    Args:
+        scores: Of each query and block.
+        is_seen: As `seen_blocks` gives it.
+
+    Returns:
+        Scores; 0 for a block that no query saw.
+    """
+    if is_seen.all():
+        return scores
+    num_seen = np.maximum(is_seen.sum(axis=0), 1).astype(np.float32)
+    mean = np.where(is_seen, scores, 0).sum(axis=2, keepdims=True) / num_seen
+    return np.where(is_seen, scores, mean)
 
 
 @contextmanager

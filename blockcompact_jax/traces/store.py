@@ -8,8 +8,10 @@ bfloat16 is stored as the bits, uint16, which every NumPy reads.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,11 @@ from blockcompact_jax.traces.trace import TRACE_DTYPES, AnyNumpy, AttentionTrace
 
 SCHEMA = "blockcompact attention trace, version 1"
 _ARRAYS = ("layers", "scales", "token_ids", "query_positions", "queries", "keys")
+_DAMAGED = (
+    *(ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    RuntimeError,  # encrypted, or compressed in a way that is not known
+)
+"""What reading an archive raises that is none, or is damaged."""
 _FACTS: dict[str, type] = {
     "model": str,
     "weights": str,
@@ -91,7 +98,7 @@ def read_trace(path: Path) -> AttentionTrace:
         raise CompactionError(
             f"`trace` is {str(path)!r}, which cannot be read ({error.strerror or error})."
         ) from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise CompactionError(
             f"`trace` is {str(path)!r}, which is no NumPy archive ({error}); record it again with "
             "`blockcompact record`."

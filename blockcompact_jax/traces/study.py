@@ -24,17 +24,16 @@ from blockcompact_jax.ids import HOLE
 from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.scores import BlockReduction, HeadReduction, reduce_heads
 from blockcompact_jax.selection import LayerBudget, Selection, SelectionPolicy, SmallBudget, select
-from blockcompact_jax.traces.scores import block_logits, causal_block_mass, page_bound_logits
+from blockcompact_jax.traces.scores import (
+    LOGIT_REDUCTIONS,
+    BlockScores,
+    fill_unseen,
+    seen_blocks,
+)
 from blockcompact_jax.traces.trace import AttentionTrace
 from blockcompact_jax.typed_jit import typed_jit
 
-_LOGITS = {
-    "logit_max": BlockReduction.MAX,
-    "logit_mean": BlockReduction.MEAN,
-    "logit_log_sum_exp": BlockReduction.LOG_SUM_EXP,
-    "logit_top_mean": BlockReduction.TOP_MEAN,
-}
-TRACE_POLICIES = ("attention", *_LOGITS, "page_bounds", "recency", "random")
+TRACE_POLICIES = ("attention", *LOGIT_REDUCTIONS, "page_bounds", "recency", "random")
 """What scores blocks. "attention" is softmax mass, as engines score; "logit_…" reduces q·k over a
 block's tokens; "page_bounds" bounds it by key ranges; the last two are controls."""
 
@@ -56,7 +55,8 @@ class StudyOptions:
         layer_budget: How the budget is spread over layers.
         resident_margin: What a challenger's score must exceed a resident block's by.
         reselect_every_tokens: Tokens between two selections.
-        scored_queries: Newest recorded queries that score a selection.
+        scored_queries: Newest recorded queries that score a selection, each of them the blocks that
+            end before it.
         seed: Seed of "random".
     """
 
@@ -99,7 +99,7 @@ class StudyOptions:
             on_small_budget=SmallBudget.EFFECTIVE,
             layer_budget=self.layer_budget,
             head_reduction=self.head_reduction,
-            block_reduction=_LOGITS.get(self.policy, BlockReduction.SUM),
+            block_reduction=LOGIT_REDUCTIONS.get(self.policy, BlockReduction.SUM),
             top_tokens=self.top_tokens,
             resident_margin=self.resident_margin,
         )
@@ -145,50 +145,6 @@ class TraceStudy:
     upload_bytes: int
 
 
-class BlockScores:
-    """Scores of all recorded queries, computed once for each kind and block size."""
-
-    def __init__(self, trace: AttentionTrace) -> None:
-        """Computes nothing yet."""
-        self.trace = trace
-        self._block_tokens = 0
-        self._known: dict[tuple[str, int], Float32[np.ndarray, "row query_head query block"]] = {}
-
-    def of(
-        self, kind: str, block_tokens: int, top_tokens: int = 1
-    ) -> Float32[np.ndarray, "row query_head query block"]:
-        """Scores by "attention" (over all blocks), or by another policy that reads keys.
-
-        Args:
-            kind: One of `TRACE_POLICIES`, neither "recency" nor "random".
-            block_tokens: Tokens per block. Only scores of the last block size stay in memory.
-            top_tokens: Of "logit_top_mean".
-        """
-        if block_tokens != self._block_tokens:
-            self._block_tokens, self._known = block_tokens, {}
-        key = (kind, top_tokens if kind == "logit_top_mean" else 1)
-        if key not in self._known:
-            rows = range(self.trace.num_rows)
-            self._known[key] = np.stack([self._of_row(*key, row) for row in rows])
-        return self._known[key]
-
-    def _of_row(
-        self, kind: str, top_tokens: int, row: int
-    ) -> Float32[np.ndarray, "query_head query block"]:
-        block_tokens = self._block_tokens
-        if kind == "attention":
-            return causal_block_mass(self.trace, row, block_tokens=block_tokens)
-        if kind == "page_bounds":
-            return page_bound_logits(self.trace, row, block_tokens=block_tokens)
-        return block_logits(
-            self.trace,
-            row,
-            block_tokens=block_tokens,
-            block_reduction=_LOGITS[kind],
-            top_tokens=top_tokens,
-        )
-
-
 def study_trace(scores: BlockScores, options: StudyOptions) -> TraceStudy:
     """Walks through a trace with one configuration.
 
@@ -198,7 +154,7 @@ def study_trace(scores: BlockScores, options: StudyOptions) -> TraceStudy:
 
     Raises:
         CompactionError: If fewer queries than `scored_queries` were recorded before the context's
-            end, or the context has no block to select.
+            end, the context has no block to select, or no scored query is after a candidate.
         PlanError: If a selection fails, as for a score that is not finite.
     """
     trace = scores.trace
@@ -308,11 +264,29 @@ class _Walk:
             return np.tile(np.arange(self._max_blocks, dtype=np.float32), (shape[0], 1))
         if self._scores is None:
             return self._random.random(shape, dtype=np.float32)
-        first = query - self._options.scored_queries
-        window = jnp.asarray(self._scores[:, :, first:query, : self._max_blocks])
-        reduced = np.asarray(reduce_heads(window, head_reduction=self._options.head_reduction))
+        window = slice(query - self._options.scored_queries, query)
+        scores = self._scores[:, :, window, : self._max_blocks]
+        is_seen = seen_blocks(
+            self._trace.query_positions[window],
+            num_blocks=scores.shape[3],
+            block_tokens=self._options.block_tokens,
+        )
+        self._check_seen(is_seen, query)
+        seen = jnp.asarray(fill_unseen(scores, is_seen))
+        reduced = np.asarray(reduce_heads(seen, head_reduction=self._options.head_reduction))
         missing = self._max_blocks - reduced.shape[1]  # a partial block at the end has no logits
         return np.pad(reduced, ((0, 0), (0, missing)))
+
+    def _check_seen(self, is_seen: Bool[np.ndarray, "query block"], query: int) -> None:
+        if is_seen[:, : self._num_candidates].any(axis=0).all():
+            return
+        positions = self._trace.query_positions
+        raise CompactionError(
+            f"`recent_blocks` is {self._options.recent_blocks}: at token position "
+            f"{positions[query]} logical block {self._num_candidates - 1} may be selected, and the "
+            f"newest recorded query, of {positions[query - 1]}, is not after it; give more, or "
+            "record more queries."
+        )
 
     def measure(self, query: int, position: int) -> None:
         """Books what the step at `position` attends to."""

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from traces import trace_cases
+from typer.testing import CliRunner
 
+from blockcompact_jax.cli.app import app
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.sweep import ray_runs
 from blockcompact_jax.sweep.store import ResultFile, read_rows
@@ -97,6 +100,31 @@ def test_MON_1_a_sweep_on_ray_gives_the_same_rows(trace, tmp_path):
     assert (done.returncode, "Warning" in done.stderr) == (0, False), done.stderr
     sweep(tmp_path / "here.jsonl", trace, too_many=())
     assert what_is_the_same(tmp_path / "ray.jsonl") == what_is_the_same(tmp_path / "here.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("10.0.0.9:6379", "is '10.0.0.9:6379'"), (None, "is not set")]
+)
+def test_a_cluster_that_cannot_be_reached_is_no_unwritable_output(
+    trace, tmp_path, monkeypatch, address, said
+):
+    def init(**_):
+        raise ConnectionError("no route\nto it")
+
+    fake = SimpleNamespace(init=init, is_initialized=lambda: False)
+    monkeypatch.setattr(ray_runs, "import_module", lambda _: fake)
+    monkeypatch.setattr("blockcompact_jax.cli.sweep.require_modules", lambda *_, **__: None)
+    if address is None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    else:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    out = tmp_path / "a.jsonl"
+    command = ["sweep", "--trace", str(trace), "--ray", "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--set", "block_tokens=8", "--set", "policy=recency"])
+    assert isinstance(done.exception, CompactionError), done.exception
+    assert f"`RAY_ADDRESS` {said}" in str(done.exception)
+    assert "(no route to it)" in str(done.exception)
+    assert not out.exists()
 
 
 def test_a_worker_with_other_sources_is_refused():

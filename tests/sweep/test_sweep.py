@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from blockcompact_jax.cli.app import app
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.sweep import sweep as sweep_module
 from blockcompact_jax.sweep.difference import compare_sweeps
@@ -159,6 +161,20 @@ def test_MON_1_a_report_that_JSON_cannot_hold_is_a_failed_configuration(tmp_path
     assert [row["state"] for row in read_rows(path)] == ["done", "failed", "done"]
 
 
+def test_a_row_that_cannot_be_written_names_the_file_and_a_fault_inside_a_run_does_not(tmp_path):
+    """A full disk ends a sweep; an engine's own OSError is a failed configuration."""
+
+    class Disconnected(CountingEngine):
+        def run(self, configuration):
+            raise ConnectionError("gone")
+
+    summary = sweep(tmp_path / "s.jsonl", Disconnected(), CONFIGURATIONS[:1])
+    assert [error for _, error in summary.failures] == ["ConnectionError: gone"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompactionError, match=r"`out` is .*x\.jsonl', which cannot be written"):
+        sweep(tmp_path / "file" / "x.jsonl", CountingEngine())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -249,6 +265,24 @@ def test_MON_1_two_sweeps_are_compared(tmp_path):
         "tokens_per_second_full": None,
     }
     assert difference["median_ratios"]["tokens_per_second"] == 3.0
+
+
+def test_MON_1_counts_that_follow_measured_times_are_not_called_exact(tmp_path):
+    """MON-1: with online reselection tokens and sizes alone depend on the configuration alone."""
+    configurations = expand([{"budget": ["10%"], "reselect_online": [True, False]}])
+    for name, released in (("a.jsonl", 4), ("b.jsonl", 5)):
+        sweep(tmp_path / name, CountingEngine(released=released), configurations)
+    left, right = read_rows(tmp_path / "a.jsonl"), read_rows(tmp_path / "b.jsonl")
+    online, fixed = compare_sweeps(left, right)["rows"]
+    assert (online["are_counts_compared"], online["changed"]) == (False, {})
+    assert fixed["are_counts_compared"]
+    assert list(fixed["changed"]) == ["metrics.physical_blocks_released"]
+    arguments = ["sweep", "diff", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).stdout
+    assert "1 with reselect_online: selections follow measured times" in told
+    right[0]["report"] |= {"token_ids": [1, 3], "memory_bytes": {"weights": 8}}
+    (online, _) = compare_sweeps(left, right)["rows"]
+    assert sorted(online["changed"]) == ["memory_bytes.weights", "token_ids"]
 
 
 def test_grids_are_read_from_toml(tmp_path):

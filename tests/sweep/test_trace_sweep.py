@@ -18,8 +18,9 @@ from blockcompact_jax.sweep.difference import compare_sweeps
 from blockcompact_jax.sweep.store import ResultFile, read_rows
 from blockcompact_jax.sweep.sweep import run_sweep
 from blockcompact_jax.sweep.trace_runs import TRACE_OPTIONS, TraceRuns, complete_trace_run
+from blockcompact_jax.traces.scores import BlockScores
 from blockcompact_jax.traces.store import write_trace
-from blockcompact_jax.traces.study import BlockScores, StudyOptions, rounded, study_trace
+from blockcompact_jax.traces.study import StudyOptions, rounded, study_trace
 from blockcompact_jax.traces.trace import AttentionTrace
 
 SETTINGS = ["block_tokens=8", "scored_queries=4", "reselect_every_tokens=8", "budget=4b,6b"]

@@ -76,6 +76,11 @@ def mistral():
     return transformers.MistralForCausalLM(config).eval()
 
 
+@pytest.fixture(params=["llama", "gemma", "qwen", "mistral"])
+def family(request):
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(params=["llama", "gemma"])
 def model(request):
     return request.getfixturevalue(request.param)

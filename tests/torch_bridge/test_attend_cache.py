@@ -5,42 +5,16 @@ import copy
 import pytest
 import torch
 from attend_twin import AttendTwin
+from generating import FAMILIES, LOGITS, generate, prompts
 from transformers import (
-    DynamicCache,
     GptOssConfig,
     GptOssForCausalLM,
-    StaticCache,
     StoppingCriteriaList,
 )
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
-from torch_bridge.huggingface.attention import borrow_attention, return_attention
 from torch_bridge.huggingface.layers import UnsupportedModelError
-
-FAMILIES = ["llama", "gemma", "qwen", "mistral"]
-GREEDY = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 24}
-LOGITS = {"return_dict_in_generate": True, "output_logits": True}
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request):
-    return request.getfixturevalue(request.param)
-
-
-def prompts(lengths, num_tokens=190):
-    """(input_ids, attention_mask) of random prompts, padded on the left."""
-    generator = torch.Generator().manual_seed(11)
-    input_ids = torch.randint(1, 97, (len(lengths), num_tokens), generator=generator)
-    mask = torch.ones_like(input_ids)
-    for row, length in enumerate(lengths):
-        mask[row, : num_tokens - length] = 0
-        input_ids[row, : num_tokens - length] = 0
-    return {"input_ids": input_ids, "attention_mask": mask}
-
-
-def generate(model, inputs, cache=None, **kwargs):
-    return model.generate(**inputs, past_key_values=cache, **{**GREEDY, **kwargs})
 
 
 @pytest.mark.parametrize("attention", ["blocks", "gathered"])
@@ -355,58 +329,3 @@ def test_a_model_that_changes_keys_on_their_way_is_refused(llama, num_layers):
         cache.update = copying_update
         with pytest.raises(UnsupportedModelError, match="as they are"):
             generate(model, prompts([190]), cache)
-
-
-def static_cache(model):
-    """A prompt, then a token: the cache has more keys than tokens."""
-    tokens, cache = prompts([40], 40)["input_ids"], StaticCache(model.config, max_cache_len=64)
-    first = model(tokens, past_key_values=cache).logits
-    return torch.cat([first, model(tokens[:, :1], past_key_values=cache).logits], 1)
-
-
-def packed(model):
-    """Two sequences in one row, told apart by their positions."""
-    positions = torch.arange(20).repeat(2)[None]
-    return model(prompts([40], 40)["input_ids"], position_ids=positions, use_cache=False).logits
-
-
-def second_turn(model):
-    """Several tokens of several rows after a filled cache."""
-    tokens, cache = prompts([60, 60], 60)["input_ids"], DynamicCache(config=model.config)
-    model(tokens[:, :40], past_key_values=cache)
-    return model(tokens[:, 40:], past_key_values=cache).logits
-
-
-def training(model):
-    """Dropout is the model's own business."""
-    dropped = model.config.attention_dropout
-    layers = [layer.self_attn for layer in model.model.layers]
-    try:
-        for layer in layers:
-            layer.attention_dropout = 0.5
-        torch.manual_seed(8)
-        return model.train()(prompts([40], 40)["input_ids"], use_cache=False).logits
-    finally:
-        model.eval()
-        for layer in layers:
-            layer.attention_dropout = dropped
-
-
-@pytest.mark.parametrize("use", [static_cache, packed, second_turn, training])
-def test_other_uses_of_the_model_are_stock_while_a_cache_is_open(family, use):
-    with torch.inference_mode():
-        expected = use(family)
-        with AttendCache(family, budget="50%"):
-            assert torch.equal(use(family), expected)
-
-
-def test_stock_caches_are_stock_under_the_borrowed_name(family):
-    inputs = prompts([190, 80])
-    expected = generate(family, inputs, **LOGITS).logits
-    borrow_attention(family)
-    try:
-        cache = DynamicCache(config=family.config)
-        found = generate(family, inputs, cache, **LOGITS).logits
-    finally:
-        return_attention(family)
-    assert torch.equal(torch.stack(found), torch.stack(expected))

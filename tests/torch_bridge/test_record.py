@@ -1,5 +1,7 @@
 """Recording a tiny model: what is stored is what its attention computed with."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +11,7 @@ from transformers import DynamicCache
 
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface import record
+from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.record import RecordOptions, record_trace
 
@@ -68,6 +71,36 @@ def test_the_models_own_attention_is_back_afterwards(loaded, monkeypatch):
     with pytest.raises(RuntimeError, match="no attention"):
         record_trace(RecordOptions(**OPTIONS), loaded)
     assert loaded.model.config._attn_implementation == "sdpa"
+
+
+def test_recording_leaves_a_borrowed_model_to_its_borrower(loaded):
+    """Who borrows the model generates the same tokens, recorded in between or not."""
+    tokens = torch.tensor([TOKENS[:70]])
+    greedy = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+    expected = loaded.model.generate(tokens, **greedy)
+    alone = record_trace(RecordOptions(**OPTIONS), loaded)
+    with AttendCache(loaded.model, budget="100%") as cache:
+        found = record_trace(RecordOptions(**OPTIONS), loaded)
+        assert loaded.model.config._attn_implementation == "blockcompact"
+        assert torch.equal(loaded.model.generate(tokens, past_key_values=cache, **greedy), expected)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    np.testing.assert_array_equal(found.keys, alone.keys)
+    np.testing.assert_array_equal(found.queries, alone.queries)
+
+
+def test_nothing_recorded_stays_in_memory(loaded, monkeypatch):
+    """transformers' registry of attention functions is global and must not hold the recorder."""
+    made = []
+
+    class Watched(record._Recorder):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(record, "_Recorder", Watched)
+    record_trace(RecordOptions(**OPTIONS), loaded)
+    gc.collect()
+    assert [reference() for reference in made] == [None]
 
 
 def test_a_trace_may_be_smaller_than_the_model(loaded):

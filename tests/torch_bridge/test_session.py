@@ -1,48 +1,20 @@
 """A session on tiny models: exact bytes in every store, exact logits at full budget."""
 
-import dataclasses
 import gc
 
 import numpy as np
 import pytest
 import torch
+from sessions import make_session
 from transformers import DynamicCache
 
 from blockcompact_jax.kernels import Layout, packed_k_offsets, packed_v_offsets
-from blockcompact_jax.ledger import Disposition, OperationStage
-from blockcompact_jax.ledger.invariants import find_violations
 from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix
 from torch_bridge.huggingface.cache import CompactedLayer
 from torch_bridge.huggingface.layers import UnsupportedModelError
 from torch_bridge.huggingface.policies import score_source
-from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.tables import TablesBusyError
-
-
-def make_session(
-    model,
-    *,
-    budget=None,
-    policy="attention",
-    block_tokens=32,
-    layout=Layout.AMX,
-    attention="blocks",
-):
-    return CompactionSession(
-        model=model,
-        limits=SessionLimits(
-            max_tokens=420,
-            num_draft_tokens=3,
-            num_lookup_tokens=2,
-            reselect_every_rounds=2,
-            block_tokens=block_tokens,
-            budget=budget or Budget(fraction=0.5),
-        ),
-        score_source=score_source(policy, seed=5),
-        layout=layout,
-        attention=attention,
-    )
 
 
 @pytest.fixture
@@ -299,54 +271,6 @@ def test_OWN_3_tables_that_are_read_refuse_a_selection_and_nothing_changes(sessi
     assert resident.tables.revision == revision + 1
     written = runtime.metrics.table_entries_written - metrics.table_entries_written
     assert written == resident.tables.num_entries.sum()
-
-
-def any_violation(ledger):
-    return [name for name, lanes in find_violations(ledger.state).items() if lanes.any()]
-
-
-def test_COM_2_COM_5_a_local_session_commits_through_the_ledger(session, token_ids):
-    """COM-1, COM-2, COM-5, faults 19 and 20: closed without a further call; the same plan is empty.
-
-    The ledger sees every selection, its generation counts those that brought blocks.
-    """
-    session.prefill(token_ids[:200])
-    ledger = session.runtime.ledger
-    first = ledger.revisions("local")
-    assert (first.pool_generation, first.selection_revision) == (1, 1)
-    session.draft_step(token_ids[200:201])  # A loop that only decodes.
-    session.forget_draft(1)
-    assert ledger.state.operations.stage.max() == OperationStage.CLOSED
-    moved, held = session.runtime.metrics.h2d_bytes, ledger.resident_slots("local")
-    session.reselect()
-    assert session.runtime.metrics.h2d_bytes == moved
-    again = ledger.revisions("local")
-    assert again == dataclasses.replace(first, selection_revision=2)
-    assert ledger.resident_slots("local") == held
-    session.score_source = score_source("random", seed=11)
-    session.reselect()
-    assert session.runtime.metrics.h2d_bytes > moved
-    assert ledger.revisions("local").pool_generation == 2
-    assert len(ledger.resident_slots("local")) == 1
-    assert ledger.counts[Disposition.REFUSED] == 0
-    assert not any_violation(ledger)
-
-
-def test_COM_7_a_refused_local_selection_leaves_the_ledger_as_it_was(session, token_ids):
-    """COM-7, OWN-3: busy tables abort the operation; the next selection is a new one."""
-    session.prefill(token_ids[:200])
-    session.score_source = score_source("random", seed=11)
-    ledger = session.runtime.ledger
-    revisions, held = ledger.revisions("local"), ledger.resident_slots("local")
-    with session.resident.tables.reading(), pytest.raises(TablesBusyError):
-        session.reselect()
-    assert ledger.revisions("local") == revisions
-    assert ledger.resident_slots("local") == held
-    assert np.count_nonzero(ledger.state.slots.state) == 1
-    assert not ledger.state.operations.is_leased.any()
-    session.reselect()
-    assert ledger.revisions("local").selection_revision == revisions.selection_revision + 1
-    assert not any_violation(ledger)
 
 
 def test_closing_twice_gives_the_attention_back_once(llama):

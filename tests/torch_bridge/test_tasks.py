@@ -113,6 +113,21 @@ def test_a_context_without_room_is_refused(task, context_tokens, text):
         case_of(task, text, context_tokens=context_tokens)
 
 
+def test_a_registry_without_a_line_is_refused_and_one_line_is_asked_for(text):
+    """What is asked for is always in the context, in the shortest one that is made, too."""
+    made = []
+    for context_tokens in range(60, 260):
+        try:
+            made.append(case_of("key-value", text, context_tokens=context_tokens))
+        except OptionError:
+            assert not made
+    assert 0 < len(made) < 200
+    written = read(made[0].context)
+    (line,) = re.findall(r"^The key ([a-z]{6}) holds (\d{5})\.$", written, flags=re.MULTILINE)
+    assert written.endswith(f"\nIn this registry, the key {line[0]} holds")
+    assert read(made[0].answer) == f" {line[1]}."
+
+
 @pytest.mark.parametrize("given", ["", ",", "needle,haystack"])
 def test_unknown_tasks_are_refused(given):
     with pytest.raises(OptionError, match="expected some of needle, key-value, variables, code"):
@@ -124,6 +139,7 @@ def test_a_configuration_is_complete_and_has_one_order_of_tasks():
     assert set(found) == set(TASK_OPTIONS)
     assert (found["tasks"], found["budget"], found["context"]) == ("needle,code", "16b", 300)
     assert complete_task_run(found) == found
+    assert complete_task_run({"context": 2})["context"] == 2
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,7 @@ def test_a_configuration_is_complete_and_has_one_order_of_tasks():
     [
         ({"cases": 0}, "`cases` is 0"),
         ({"context": 0}, "`context_tokens` is 0"),
+        ({"context": 1}, "`context` is 1, expected at least 2"),
         ({"reselect_every_tokens": 0}, "`reselect_every_tokens` is 0"),
         ({"dtype": "int8"}, "`dtype` is 'int8'"),
         ({"policy": "random"}, "`policy` is no option"),
@@ -174,6 +191,10 @@ def test_answers_with_every_block_are_those_of_full_attention(model):
         with torch.inference_mode():
             expected.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     assert full == expected
+    shortest = tiny_case(context=2)
+    assert answer_with_blocks(model, shortest, budget="100%", **options) == answer_with_all(
+        model, shortest
+    )
 
 
 def test_a_run_answers_every_case_of_its_tasks_and_the_full_model_once(llama, monkeypatch):

@@ -1,6 +1,7 @@
 """The file of a trace: what is written is read, and anything else is refused by name."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -149,4 +150,41 @@ def test_a_cut_off_file_is_refused(tmp_path):
     write_trace(path, AttentionTrace(**trace_cases.parts()))
     path.write_bytes(path.read_bytes()[:-700])
     with pytest.raises(CompactionError, match="no NumPy archive"):
+        read_trace(path)
+
+
+def encrypt(content):
+    """Sets the flag "encrypted" of the first member, in its header and in the directory."""
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + place] |= 1
+
+
+def compress_otherwise(content):
+    """Says a compression that nobody knows."""
+    for signature, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        content[content.index(signature) + place] = 99
+
+
+def damage(content):
+    """Overwrites the beginning of the first member's compressed bytes."""
+    name_length, extra_length = content[26], content[28]
+    begin = 30 + name_length + extra_length
+    content[begin : begin + 40] = b"\xff" * 40
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("change", [encrypt, compress_otherwise, damage])
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path, change, compression):
+    """Other tools repack archives, and bytes on disk rot."""
+    given = tmp_path / "given.npz"
+    write_trace(given, AttentionTrace(**trace_cases.parts()))
+    path = tmp_path / "t.npz"
+    with zipfile.ZipFile(given) as source, zipfile.ZipFile(path, "w", compression) as packed:
+        for name in source.namelist():
+            packed.writestr(name, source.read(name))
+    assert read_trace(path).model == "tiny"
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+    with pytest.raises(CompactionError, match=r"`trace` is .*t\.npz'"):
         read_trace(path)

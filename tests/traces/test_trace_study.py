@@ -7,10 +7,14 @@ from blockcompact_jax.budget import Budget
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.scores import BlockReduction, HeadReduction
 from blockcompact_jax.selection import LayerBudget
-from blockcompact_jax.traces.scores import block_logits, causal_block_mass, page_bound_logits
+from blockcompact_jax.traces.scores import (
+    BlockScores,
+    block_logits,
+    causal_block_mass,
+    page_bound_logits,
+)
 from blockcompact_jax.traces.study import (
     TRACE_POLICIES,
-    BlockScores,
     StudyOptions,
     rounded,
     study_trace,
@@ -76,7 +80,26 @@ def test_mass_and_scores_are_those_of_the_recorded_queries_and_keys(dtype, block
 )
 def test_SEL_3_a_study_finds_what_a_walk_in_float64_finds(budget_blocks, changes):
     """SEL-1, SEL-2, SEL-3, SEL-9: selections, mass kept, recall, overlap and uploads."""
-    given = trace_cases.parts()
+    check_study(trace_cases.parts(), budget_blocks, changes)
+
+
+@pytest.mark.parametrize("head_reduction", ["max", "mean", "sum"])
+@pytest.mark.parametrize("policy", ["attention", "logit_mean", "logit_max", "page_bounds"])
+def test_SEL_2_only_queries_after_a_block_score_it(policy, head_reduction):
+    """SEL-2: the newest queries reach far back where few are recorded; a score stays causal."""
+    given = trace_cases.parts(every=4)
+    chosen = {"policy": policy, "head_reduction": head_reduction, "scored_queries": 8}
+    check_study(given, 5, chosen)
+
+
+def test_a_candidate_that_no_scored_query_is_after_is_refused():
+    scores = BlockScores(AttentionTrace(**trace_cases.parts(every=4)))
+    with pytest.raises(CompactionError, match=r"`recent_blocks` is 0: at .* 98 logical block 11"):
+        study_trace(scores, options(budget_blocks=4, recent_blocks=0))
+    assert study_trace(scores, options(budget_blocks=4, recent_blocks=0, policy="recency"))
+
+
+def check_study(given, budget_blocks, changes):
     expected = trace_cases.study(given, budget_blocks=budget_blocks, **{**PLAIN, **changes})
     scores = BlockScores(AttentionTrace(**given))
     found = vars(study_trace(scores, options(budget_blocks=budget_blocks, **changes)))

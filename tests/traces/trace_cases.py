@@ -8,11 +8,17 @@ import numpy as np
 NUMPY_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-def parts(*, rows=2, heads=4, kv_heads=2, head_dim=8, context=90, forced=30, dtype="float32"):
-    """The fields of a trace. Keys drift, so that what is attended to changes along the text."""
+def parts(
+    *, rows=2, heads=4, kv_heads=2, head_dim=8, context=90, forced=30, dtype="float32", every=1
+):
+    """The fields of a trace. Keys drift, so that what is attended to changes along the text.
+
+    Recorded are 8 queries of the context, and every so many-th after it.
+    """
     rng = np.random.default_rng(5)
     num_tokens = context + forced
-    positions = np.arange(context - 8, num_tokens, dtype=np.int32)
+    newest, later = np.arange(context - 8, context), np.arange(context, num_tokens, every)
+    positions = np.concatenate([newest, later]).astype(np.int32)
     drift = np.cumsum(rng.standard_normal((rows, kv_heads, num_tokens, head_dim)), axis=2)
     keys = drift / np.sqrt(np.arange(1, num_tokens + 1))[:, None]
     queries = rng.standard_normal((rows, heads, positions.size, head_dim)) * 2
@@ -95,6 +101,7 @@ def selection(given, row, query, resident, *, num_want, num_candidates, options)
         values = [
             value
             for scored in range(query - options["scored_queries"], query)
+            if (block + 1) * options["block_tokens"] <= given["query_positions"][scored] + 1
             for value in block_score(
                 given,
                 row,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from blockcompact_jax.budget import OptionError
 from blockcompact_jax.provenance import origin
 from blockcompact_jax.traces.trace import TRACE_DTYPES, AttentionTrace
-from torch_bridge.huggingface.attention import STOCK_ATTENTION, check_attention, check_supported
+from torch_bridge.huggingface.attention import check_attention, check_supported
 from torch_bridge.huggingface.geometry import DTYPE_NAMES
 from torch_bridge.huggingface.identity import weights_name
 from torch_bridge.huggingface.layers import layer_types
@@ -115,6 +116,14 @@ class _Recorder:
         return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
 
+_recorder: ContextVar[_Recorder] = ContextVar("recorder")
+"""Who records in the forward that runs; transformers' registry would keep it for good."""
+
+
+def _attend(*args: Any, **kwargs: Any) -> Any:
+    return _recorder.get().attend(*args, **kwargs)
+
+
 def record_trace(
     options: RecordOptions, loaded: LoadedModel, *, observer: StageObserver | None = None
 ) -> AttentionTrace:
@@ -122,7 +131,7 @@ def record_trace(
 
     Args:
         options: What to record.
-        loaded: The model; its attention is its own again afterwards.
+        loaded: The model, which others may borrow; its attention is what it was again afterwards.
         observer: Hears of progress, in layers.
 
     Raises:
@@ -167,14 +176,17 @@ def record_trace(
 
 
 def _run(model: Any, token_ids: list[int], recorder: _Recorder) -> None:
-    AttentionInterface.register(_ATTENTION_NAME, recorder.attend)
+    AttentionInterface.register(_ATTENTION_NAME, _attend)
     AttentionMaskInterface.register(_ATTENTION_NAME, sdpa_mask)
+    name_before = model.config._attn_implementation  # its own, or that of whoever borrows the model
+    token = _recorder.set(recorder)
     model.set_attn_implementation(_ATTENTION_NAME)
     try:
         with torch.inference_mode():
             model(torch.tensor([token_ids]), use_cache=False, logits_to_keep=1)
     finally:
-        model.set_attn_implementation(STOCK_ATTENTION)
+        model.set_attn_implementation(name_before)
+        _recorder.reset(token)
 
 
 def _wanted_layers(options: RecordOptions, kinds: list[str]) -> list[int]:

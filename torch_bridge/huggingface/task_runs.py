@@ -24,7 +24,7 @@ class TaskOptions:
         tasks: Names of tasks, parted by commas.
         model: As of `RunOptions`, as are the fields of equal names.
         dtype: Data type of weights and KV.
-        context: Tokens of every case's context.
+        context: Tokens of every case's context, at least 2: its last one already decodes.
         cases: Cases of each task, at evenly spread depths.
         block_tokens: Tokens per block.
         layout: Packed layout of the full KV.
@@ -52,8 +52,14 @@ class TaskOptions:
         # The options that a run has too are checked as its own.
         values: Any = {name: getattr(self, name) for name in _OPTIONS_OF_A_RUN}
         RunOptions(context_tokens=self.context, **values)
+        if self.context < _MIN_CONTEXT_TOKENS:
+            raise OptionError(
+                f"`context` is {self.context}, expected at least {_MIN_CONTEXT_TOKENS} tokens: the "
+                "last one already decodes, after the others"
+            )
 
 
+_MIN_CONTEXT_TOKENS = 2
 _OPTIONS_OF_A_RUN = ("model", "dtype", "block_tokens", "layout", "attention", "budget", "seed")
 TASK_OPTIONS = tuple(TaskOptions.__dataclass_fields__)
 """Names in a sweep over tasks: the fields of `TaskOptions`."""
