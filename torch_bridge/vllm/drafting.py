@@ -112,16 +112,16 @@ class GroupDrafting(GroupCompaction):
             0 if request is None else min(request.num_drafts, num_others)
             for request, num_others in zip(self._rows, (num_queries - 1).tolist(), strict=True)
         ]
-        scored = [request is not None and self._is_due(request) for request in self._rows]
+        is_scored = [request is not None and self._is_due(request) for request in self._rows]
         self.counts.num_steps += 1
-        if not any(scored):
+        if not any(is_scored):
             return None
         own_table = torch.from_numpy(block_table)
         return StepCompaction(
             tables=StepTables(block_table=block_table[None], num_keys=num_tokens),
             block_table_by_layer_name=dict.fromkeys(self._row_by_layer_name, own_table),
             row_by_layer_name=self._row_by_layer_name,
-            scored=self._begin_scoring(self._rows, scored),
+            scored=self._begin_scoring(self._rows, is_scored),
             blocks=self._blocks,
         )
 
@@ -170,7 +170,8 @@ class GroupDrafting(GroupCompaction):
             num_tokens: their confirmed tokens.
             num_draft_tokens: tokens drafted for each.
         """
-        longest = num_tokens + np.int32(num_draft_tokens - 1)  # the last draft is not attended to
+        # The last draft is not attended to.
+        max_tokens = num_tokens + np.int32(num_draft_tokens - 1)
         block_table = self._block_table[places]
         requests = [self.request_at(place) for place in places]
         for request in requests:
@@ -178,13 +179,13 @@ class GroupDrafting(GroupCompaction):
         tables = build_tables(
             requests,
             block_table,
-            longest,
+            max_tokens,
             num_layer_rows=self._geometry.num_rows,
             block_tokens=self._block_tokens,
         )
         return DraftTables(
             tables=tables,
-            num_skipped_tokens=longest - tables.num_keys,
+            num_skipped_tokens=max_tokens - tables.num_keys,
             block_table=block_table,
         )
 

@@ -134,17 +134,19 @@ class SelfSpeculation:
         Repetition in the text suggests what the model will say. A suggestion is fed with the token
         before it and stands if it is what the model says, so drafts are as if fed one by one.
         """
-        most = self._num_draft_tokens
+        num_draft_tokens = self._num_draft_tokens
         num_tokens = np.array([len(context) for context in contexts], np.int32)
         tables = [
-            _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=most)
+            _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=num_draft_tokens)
             for builder in builders
         ]
         drafts: list[list[int]] = [[] for _ in places]
-        while rows := [row for row, drafted in enumerate(drafts) if len(drafted) < most]:
+        while rows := [
+            row for row, drafted in enumerate(drafts) if len(drafted) < num_draft_tokens
+        ]:
             suggested = [
                 contexts[row].propose(
-                    drafts[row], min(MAX_LOOKUP_TOKENS, most - len(drafts[row]) - 1)
+                    drafts[row], min(MAX_LOOKUP_TOKENS, num_draft_tokens - len(drafts[row]) - 1)
                 )
                 for row in rows
             ]

@@ -142,12 +142,12 @@ class RequestTracker:
         """
         rows: list[DecodingRequest | None] = []
         by_first_block: dict[int, DecodingRequest] = {}
-        for table, length, decodes in zip(
+        for table, length, is_row_decoding in zip(
             block_table, num_tokens.tolist(), is_decoding, strict=True
         ):
             blocks = table[: -(-length // self.block_tokens)].copy()
             request = self._find_retained(blocks, length)
-            if request is None and not decodes:
+            if request is None and not is_row_decoding:
                 rows.append(None)
                 continue
             request = request or self._find(blocks, length)
