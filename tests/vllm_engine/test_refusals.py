@@ -93,6 +93,20 @@ def test_the_proposer_without_the_policy_is_refused(models):
         pytest.fail("it started")
 
 
+def test_the_proposer_without_the_plugin_is_refused(models):
+    """As where `VLLM_PLUGINS` names other plugins only: the backend is the stock one."""
+    with (
+        pytest.raises(ValueError, match=r"CPUAttentionBackendImpl.* leave VLLM_PLUGINS unset"),
+        engines.engine(
+            models(engines.save_llama),
+            backend=engines.STOCK,
+            compaction=LOSSLESS,
+            speculative_config=engines.self_speculation(2),
+        ),
+    ):
+        pytest.fail("it started")
+
+
 def test_windowed_layers_in_a_full_attention_group_are_refused(models):
     with (
         pytest.raises(ValueError, match=r"2 of 4 layers .* sliding window"),

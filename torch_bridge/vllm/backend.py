@@ -276,9 +276,8 @@ def _make_spec(vllm_config: VllmConfig, config: AttendConfig | None) -> Callable
     if config is None:
         return None
     if config.policy == "retain":
-        from torch_bridge.vllm.retain import register, retained_spec
+        from torch_bridge.vllm.retain import retained_spec
 
-        register()
         return partial(retained_spec, engine=vllm_config.instance_id)
     if config.policy == "lossless":
         from torch_bridge.vllm.lookahead import lookahead_spec

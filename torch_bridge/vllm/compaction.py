@@ -182,17 +182,15 @@ class GroupCompaction:
         """
         self._finish_scoring()
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
-        scored = [
-            request is not None and decodes and self._is_due(request)
-            for request, decodes in zip(requests, is_decoding.tolist(), strict=True)
+        is_scored = [
+            request is not None and is_row_decoding and self._is_due(request)
+            for request, is_row_decoding in zip(requests, is_decoding.tolist(), strict=True)
         ]
         num_full_keys = int(num_tokens[is_decoding].sum())
         self.counts.num_steps += 1
         self.counts.num_full_keys += num_full_keys
-        if not any(
-            due or (request is not None and request.selected is not None)
-            for due, request in zip(scored, requests, strict=True)
-        ):
+        has_selection = any(r is not None and r.selected is not None for r in requests)
+        if not has_selection and not any(is_scored):
             self.counts.num_keys += num_full_keys
             return None
         tables = build_tables(
@@ -203,16 +201,16 @@ class GroupCompaction:
             block_tokens=self._block_tokens,
         )
         self.counts.num_keys += int(tables.num_keys[is_decoding].sum())
-        return self._step(requests, scored, tables)
+        return self._step(requests, is_scored, tables)
 
     def _step(
-        self, requests: list[DecodingRequest | None], scored: list[bool], tables: StepTables
+        self, requests: list[DecodingRequest | None], is_scored: list[bool], tables: StepTables
     ) -> StepCompaction:
         return StepCompaction(
             tables=tables,
             block_table_by_layer_name=self._by_layer_name(tables),
             row_by_layer_name=self._row_by_layer_name,
-            scored=self._begin_scoring(requests, scored),
+            scored=self._begin_scoring(requests, is_scored),
             blocks=self._blocks,
         )
 
@@ -220,23 +218,23 @@ class GroupCompaction:
         return dict(zip(self._row_by_layer_name, torch.from_numpy(tables.block_table), strict=True))
 
     def _begin_scoring(
-        self, requests: list[DecodingRequest | None], scored: list[bool]
+        self, requests: list[DecodingRequest | None], is_scored: list[bool]
     ) -> dict[int, ScoredRequest]:
         """By batch row."""
         due_requests = {
             place: request
             for place, request in enumerate(requests)
-            if request is not None and scored[place]
+            if request is not None and is_scored[place]
         }
-        most_blocks = max((r.own_blocks().size for r in due_requests.values()), default=0)
-        num_columns = self._selector.num_columns(most_blocks)
-        due = {
+        max_blocks = max((r.own_blocks().size for r in due_requests.values()), default=0)
+        num_columns = self._selector.num_columns(max_blocks)
+        scored = {
             place: self._scored(request, num_columns=num_columns)
             for place, request in due_requests.items()
         }
-        self.counts.num_scored += len(due)
-        self._scoring = list(due.values())
-        return due
+        self.counts.num_scored += len(scored)
+        self._scoring = list(scored.values())
+        return scored
 
     def _scored(self, request: DecodingRequest, *, num_columns: int) -> ScoredRequest:
         heads = self._geometry.layer_geometry(0).num_query_heads

@@ -77,7 +77,7 @@ class GroupDrafting(GroupCompaction):
     counts: DraftCounts
     _rows: list[DecodingRequest | None]
     _block_table: Int32[np.ndarray, "batch max_blocks"]
-    _num_drafts: Int32[np.ndarray, " batch"]
+    _num_verified: list[int]  # drafts of each row in the step
 
     def __init__(self, config: AttendConfig, **kwargs: Any) -> None:
         """As `GroupCompaction`."""
@@ -98,7 +98,8 @@ class GroupDrafting(GroupCompaction):
                 made.
             num_tokens: length of every row, this step's tokens and drafts included.
             num_queries: tokens of every row that are computed; of a decoding row the first is
-                confirmed and the others are drafts.
+                confirmed and the others are drafts, but where the engine computes the tokens of
+                a preempted request anew.
             is_decoding: rows past their prompt.
 
         Returns:
@@ -106,18 +107,21 @@ class GroupDrafting(GroupCompaction):
         """
         self._finish_scoring()
         self._block_table = block_table
-        self._num_drafts = num_queries - 1
         self._rows = self._tracker.step(block_table, num_tokens - num_queries + 1, is_decoding)
-        scored = [request is not None and self._is_due(request) for request in self._rows]
+        self._num_verified = [
+            0 if request is None else min(request.num_drafts, num_others)
+            for request, num_others in zip(self._rows, (num_queries - 1).tolist(), strict=True)
+        ]
+        is_scored = [request is not None and self._is_due(request) for request in self._rows]
         self.counts.num_steps += 1
-        if not any(scored):
+        if not any(is_scored):
             return None
         own_table = torch.from_numpy(block_table)
         return StepCompaction(
             tables=StepTables(block_table=block_table[None], num_keys=num_tokens),
             block_table_by_layer_name=dict.fromkeys(self._row_by_layer_name, own_table),
             row_by_layer_name=self._row_by_layer_name,
-            scored=self._begin_scoring(self._rows, scored),
+            scored=self._begin_scoring(self._rows, is_scored),
             blocks=self._blocks,
         )
 
@@ -137,10 +141,10 @@ class GroupDrafting(GroupCompaction):
         ):
             if request is None:
                 continue
-            if length > request.num_tokens:  # else the engine computes old tokens anew
-                self.counts.num_verified += int(self._num_drafts[place])
+            if self._num_verified[place]:
+                self.counts.num_verified += self._num_verified[place]
                 self.counts.num_accepted += length - request.num_tokens - 1
-            request.next_num_tokens = length
+            request.num_drafts, request.next_num_tokens = 0, length
             if request.selected is not None:
                 drafting.append(place)
         return drafting
@@ -164,20 +168,24 @@ class GroupDrafting(GroupCompaction):
         Args:
             places: rows of the batch that draft, of those that `finish_verification` named.
             num_tokens: their confirmed tokens.
-            num_draft_tokens: most tokens drafted for each.
+            num_draft_tokens: tokens drafted for each.
         """
-        longest = num_tokens + np.int32(num_draft_tokens - 1)  # the last draft is not attended to
+        # The last draft is not attended to.
+        max_tokens = num_tokens + np.int32(num_draft_tokens - 1)
         block_table = self._block_table[places]
+        requests = [self.request_at(place) for place in places]
+        for request in requests:
+            request.num_drafts = num_draft_tokens
         tables = build_tables(
-            [self._rows[place] for place in places],
+            requests,
             block_table,
-            longest,
+            max_tokens,
             num_layer_rows=self._geometry.num_rows,
             block_tokens=self._block_tokens,
         )
         return DraftTables(
             tables=tables,
-            num_skipped_tokens=longest - tables.num_keys,
+            num_skipped_tokens=max_tokens - tables.num_keys,
             block_table=block_table,
         )
 

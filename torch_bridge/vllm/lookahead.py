@@ -85,5 +85,4 @@ class LookaheadAttentionManager(FullAttentionManager):
         return max(num_tokens, min(num_tokens + spec.num_lookahead_tokens, spec.max_tokens))
 
 
-# A process that unpickles the specification must know its manager: vLLM would take the stock one.
 register_manager(LookaheadAttentionSpec, LookaheadAttentionManager)

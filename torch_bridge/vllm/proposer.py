@@ -22,9 +22,10 @@ from vllm.model_executor.layers.attention import Attention
 from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.lookup import NgramLookup
 from torch_bridge.vllm import sampler_kernels
-from torch_bridge.vllm.backend import BlockCompactMetadataBuilder
+from torch_bridge.vllm.backend import BlockCompactAttentionImpl, BlockCompactMetadataBuilder
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.drafting import DraftTables, GroupDrafting
+from torch_bridge.vllm.engine_checks import UnsupportedEngineError
 from torch_bridge.vllm.requests import DecodingRequest
 
 MAX_LOOKUP_TOKENS = 7
@@ -59,8 +60,20 @@ class SelfSpeculation:
         """Takes the engine's model, which drafts too.
 
         Args:
-            model: the target model.
+            model: the target model, loaded.
+
+        Raises:
+            UnsupportedEngineError: where its layers are not the plugin's.
         """
+        for name, layer in self._layers().items():
+            if not isinstance(layer.impl, BlockCompactAttentionImpl):
+                raise UnsupportedEngineError(
+                    f"blockcompact cannot draft in this engine: its layer {name} runs "
+                    f"{type(layer.impl).__name__}, expected {BlockCompactAttentionImpl.__name__}, "
+                    f"as vLLM's plugin {CONFIG_KEY!r} is not loaded; install blockcompact-jax in "
+                    "the workers' environment, and leave VLLM_PLUGINS unset or name "
+                    f"{CONFIG_KEY!r} in it"
+                )
         self._model: Any = model
 
     def propose(
@@ -121,17 +134,19 @@ class SelfSpeculation:
         Repetition in the text suggests what the model will say. A suggestion is fed with the token
         before it and stands if it is what the model says, so drafts are as if fed one by one.
         """
-        most = self._num_draft_tokens
+        num_draft_tokens = self._num_draft_tokens
         num_tokens = np.array([len(context) for context in contexts], np.int32)
         tables = [
-            _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=most)
+            _drafting(builder).draft_tables(places, num_tokens, num_draft_tokens=num_draft_tokens)
             for builder in builders
         ]
         drafts: list[list[int]] = [[] for _ in places]
-        while rows := [row for row, drafted in enumerate(drafts) if len(drafted) < most]:
+        while rows := [
+            row for row, drafted in enumerate(drafts) if len(drafted) < num_draft_tokens
+        ]:
             suggested = [
                 contexts[row].propose(
-                    drafts[row], min(MAX_LOOKUP_TOKENS, most - len(drafts[row]) - 1)
+                    drafts[row], min(MAX_LOOKUP_TOKENS, num_draft_tokens - len(drafts[row]) - 1)
                 )
                 for row in rows
             ]
@@ -184,8 +199,10 @@ class SelfSpeculation:
 
     def _builders(self) -> list[BlockCompactMetadataBuilder]:
         """Of all attention layers, each once."""
-        layers: dict[str, Any] = get_layers_from_vllm_config(self._vllm_config, Attention)
-        return list(dict.fromkeys(layer.impl.builder for layer in layers.values()))
+        return list(dict.fromkeys(layer.impl.builder for layer in self._layers().values()))
+
+    def _layers(self) -> dict[str, Any]:
+        return get_layers_from_vllm_config(self._vllm_config, Attention)
 
 
 def _num_standing(suggested: list[int], best: list[int]) -> int:

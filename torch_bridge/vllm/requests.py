@@ -27,6 +27,7 @@ class DecodingRequest:
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
         reselect_at_tokens: its length when it is scored again.
         is_retained: what was not selected is no longer its own; its layers select the same.
+        num_drafts: tokens drafted behind its last step.
     """
 
     physical_blocks: Int32[np.ndarray, " blocks"]
@@ -36,6 +37,7 @@ class DecodingRequest:
     num_candidate_blocks: int = 0
     reselect_at_tokens: int = 0
     is_retained: bool = False
+    num_drafts: int = 0
 
     def own_blocks(self) -> Int32[np.ndarray, " own"]:
         """Logical blocks whose KV is its own, ascending."""
@@ -140,12 +142,12 @@ class RequestTracker:
         """
         rows: list[DecodingRequest | None] = []
         by_first_block: dict[int, DecodingRequest] = {}
-        for table, length, decodes in zip(
+        for table, length, is_row_decoding in zip(
             block_table, num_tokens.tolist(), is_decoding, strict=True
         ):
             blocks = table[: -(-length // self.block_tokens)].copy()
             request = self._find_retained(blocks, length)
-            if request is None and not decodes:
+            if request is None and not is_row_decoding:
                 rows.append(None)
                 continue
             request = request or self._find(blocks, length)

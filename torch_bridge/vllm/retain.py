@@ -95,6 +95,4 @@ class RetainedAttentionManager(FullAttentionManager):
         return blocks
 
 
-def register() -> None:
-    """Tells vLLM which manager serves the specification."""
-    register_manager(RetainedAttentionSpec, RetainedAttentionManager)
+register_manager(RetainedAttentionSpec, RetainedAttentionManager)

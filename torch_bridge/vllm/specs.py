@@ -32,6 +32,9 @@ def merge_plain(specs: Sequence[Any]) -> FullAttentionSpec:
 def register_manager(spec_class: Any, manager_class: Any) -> None:
     """Tells vLLM which manager serves a specification that stands for full attention.
 
+    The specification's module does so when it is imported: a process that unpickles the
+    specification must know the manager, or vLLM takes the stock one.
+
     Args:
         spec_class: a subclass of FullAttentionSpec.
         manager_class: of its groups' blocks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ class StepTables:
 
 
 def build_tables(
-    requests: list[DecodingRequest | None],
+    requests: Sequence[DecodingRequest | None],
     block_table: Int32[np.ndarray, "batch max_blocks"],
     num_tokens: Int32[np.ndarray, " batch"],
     *,
