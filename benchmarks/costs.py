@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.provenance import machine, origin
-from torch_bridge.budget import parse_budget
 from torch_bridge.huggingface.calibrate import Calibration, calibrate, calibration_facts
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.run import DTYPES, run_decoding

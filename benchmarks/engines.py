@@ -1,7 +1,7 @@
 """Decoding in vLLM: stock attention against a policy, interleaved in one engine.
 
     python benchmarks/engines.py --json benchmarks/results/engines.json
-    python benchmarks/engines.py --lossless --sequences 8 --context 7800 --rounds 2 --json lossless.json
+    python benchmarks/engines.py --lossless --sequences 8 --context 7800 --json lossless.json
 
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.

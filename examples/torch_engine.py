@@ -7,8 +7,8 @@ place of it.
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits

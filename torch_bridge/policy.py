@@ -1,8 +1,8 @@
 """How an engine selects blocks."""
 
+from blockcompact_jax.budget import RECENT_BLOCKS, SINK_BLOCKS
 from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import SelectionPolicy, SmallBudget
-from torch_bridge.budget import RECENT_BLOCKS, SINK_BLOCKS
 
 
 def selection_policy(*, max_want: int) -> SelectionPolicy:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from blockcompact_jax.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from blockcompact_jax.errors import Result, ResultCode, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.scores import reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
-from torch_bridge.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from torch_bridge.policy import selection_policy
 
 MIN_COLUMNS = 64

@@ -58,7 +58,7 @@ def record(  # noqa: PLR0917  # options, in the order --help shows them
     check_writable("out", out)
     wanted = None if layers is None else _layers(layers)
     require_modules("blockcompact record", NEEDED_TO_RUN, extra="models")
-    from torch_bridge.budget import OptionError
+    from blockcompact_jax.budget import OptionError
     from torch_bridge.huggingface.options import check_names
     from torch_bridge.huggingface.record import RecordOptions, record_trace
     from torch_bridge.huggingface.run import DTYPES

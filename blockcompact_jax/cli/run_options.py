@@ -153,7 +153,7 @@ def checked_options(command: str, *, budget: str, **values: Any) -> Any:
     Raises:
         UserError: If an option cannot be used.
     """
-    from torch_bridge.budget import OptionError, parse_budget
+    from blockcompact_jax.budget import OptionError, parse_budget
     from torch_bridge.huggingface.options import RunOptions
 
     try:

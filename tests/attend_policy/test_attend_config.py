@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockcompact_jax.budget import OptionError
 from torch_bridge import versions
-from torch_bridge.budget import OptionError
 from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import AttendConfig, parse_config
 from torch_bridge.vllm.engine_checks import (

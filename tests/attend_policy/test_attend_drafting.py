@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import parse_budget
 from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.drafting import GroupDrafting
 

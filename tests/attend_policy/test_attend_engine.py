@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import parse_budget
 from torch_bridge.vllm import compaction as compaction_module
 from torch_bridge.vllm.compaction import GroupCompaction
 from torch_bridge.vllm.config import AttendConfig

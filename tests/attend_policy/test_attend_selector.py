@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcompact_jax.budget import Budget, parse_budget
 from blockcompact_jax.errors import PlanError
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.scores import mass_from_log_sum_exp
-from torch_bridge.budget import Budget, parse_budget
 from torch_bridge.selector import Selector
 
 B, HEADS, LAYERS, MAX_BLOCKS = 4, 4, 3, 20

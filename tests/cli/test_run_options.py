@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge.budget import Budget, OptionError, parse_budget
+from blockcompact_jax.budget import Budget, OptionError, parse_budget
 from torch_bridge.huggingface.options import RunOptions
 
 

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.kernels.pools import PoolClosedError
 from blockcompact_jax.ledger.invariants import find_violations
@@ -15,7 +16,6 @@ from blockcompact_jax.remote.errors import (
     SegmentError,
     ServerLostError,
 )
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.remote import RemoteSession
 from torch_bridge.huggingface.sampling import Sampler

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.remote.client import RemoteClient
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.remote import RemoteSession
 from torch_bridge.huggingface.session import SessionLimits

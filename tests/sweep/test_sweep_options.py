@@ -8,10 +8,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from blockcompact_jax.budget import OptionError
 from blockcompact_jax.cli.app import app
 from blockcompact_jax.sweep.grid import configuration_hash
 from blockcompact_jax.sweep.store import SCHEMA, ResultFile
-from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.sweep import (
     DEFAULT_GRID,

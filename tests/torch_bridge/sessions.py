@@ -1,7 +1,7 @@
 """Sessions on tiny models, as the tests make them."""
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 

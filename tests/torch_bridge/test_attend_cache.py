@@ -12,7 +12,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from torch_bridge.budget import OptionError
+from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.layers import UnsupportedModelError
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_bridge.budget import parse_budget
+from blockcompact_jax.budget import parse_budget
 from torch_bridge.huggingface.calibrate import calibrate
 from torch_bridge.huggingface.options import RunOptions
 

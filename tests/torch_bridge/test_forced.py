@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_bridge.budget import OptionError, parse_budget
+from blockcompact_jax.budget import OptionError, parse_budget
 from torch_bridge.huggingface import forced
 from torch_bridge.huggingface.options import RunOptions
 

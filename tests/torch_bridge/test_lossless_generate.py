@@ -11,7 +11,7 @@ from transformers import (
 )
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TypicalLogitsWarper
 
-from torch_bridge.budget import OptionError
+from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.lossless_generate import lossless_generate
 from torch_bridge.huggingface.sampling import ProcessedSampler

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.run import run_decoding

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from torch_bridge.budget import OptionError
+from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface import record
 from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.layers import UnsupportedModelError

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from blockcompact_jax.budget import Budget, OptionError, parse_budget
 from blockcompact_jax.calibration import FACTS, read_calibration
 from blockcompact_jax.costs import RetainCosts, measured
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.provenance import machine
 from blockcompact_jax.reselection import OnlineReselection, RoundSample
-from torch_bridge.budget import Budget, OptionError, parse_budget
 from torch_bridge.huggingface.calibrate import calibrate, calibration_facts
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.policies import score_source

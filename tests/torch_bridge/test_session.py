@@ -8,8 +8,8 @@ import torch
 from sessions import make_session
 from transformers import DynamicCache
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout, packed_k_offsets, packed_v_offsets
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix
 from torch_bridge.huggingface.cache import CompactedLayer
 from torch_bridge.huggingface.layers import UnsupportedModelError

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcompact_jax.budget import Budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget
 from torch_bridge.huggingface.baseline import StockPrefix, decode_full
 from torch_bridge.huggingface.lookup import NgramLookup
 from torch_bridge.huggingface.policies import score_source

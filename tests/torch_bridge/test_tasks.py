@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torch_bridge.budget import OptionError
+from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface import task_runs
 from torch_bridge.huggingface.task_answers import answer_with_all, answer_with_blocks
 from torch_bridge.huggingface.task_runs import (

@@ -17,8 +17,8 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from blockcompact_jax.budget import Budget, check_budget, parse_budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, check_budget, parse_budget
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from blockcompact_jax.budget import OptionError
 from blockcompact_jax.compare import (
     TOLERANCES,
     NumericComparison,
@@ -26,7 +27,6 @@ from blockcompact_jax.compare import (
 )
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.paths import PathComparison, compare_paths
-from torch_bridge.budget import OptionError
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import StockPrefix

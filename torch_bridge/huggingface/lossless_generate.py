@@ -29,8 +29,8 @@ from transformers.generation.logits_process import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from blockcompact_jax.budget import Budget, OptionError, check_budget, parse_budget
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
 from torch_bridge.huggingface.options import (
     AttentionName,
     LayoutName,

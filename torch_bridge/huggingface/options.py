@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
+from blockcompact_jax.budget import Budget, OptionError, check_budget
 from blockcompact_jax.kernels import Layout, UnsupportedLayoutError, check_layout
-from torch_bridge.budget import Budget, OptionError, check_budget
 from torch_bridge.models.progress import SilentObserver, StageObserver
 
 DType = Literal["float32", "bfloat16"]

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from blockcompact_jax.budget import effective_budget_blocks
 from blockcompact_jax.course import RunCourse
 from blockcompact_jax.reselection import Reselection
-from torch_bridge.budget import effective_budget_blocks
 from torch_bridge.huggingface.baseline import Divergence, FullDecode
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.session import CompactionSession

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from blockcompact_jax.budget import OptionError
 from blockcompact_jax.calibration import read_calibration
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.reselection import OnlineReselection
-from torch_bridge.budget import OptionError
 from torch_bridge.huggingface.attention import STOCK_ATTENTION
 from torch_bridge.huggingface.baseline import FullDecode, StockPrefix, decode_full
 from torch_bridge.huggingface.calibrate import calibration_facts

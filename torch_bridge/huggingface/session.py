@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
+from blockcompact_jax.budget import Budget, effective_budget_blocks
 from blockcompact_jax.costs import RetainCosts, Term, TermSource, assumed, costs_from_metrics
 from blockcompact_jax.course import RoundRecord, RunCourse
 from blockcompact_jax.kernels import Layout
@@ -22,7 +23,6 @@ from blockcompact_jax.reselection import (
 from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
 from blockcompact_jax.transfer import Pools
 from blockcompact_jax.upload import SourceKind
-from torch_bridge.budget import Budget, effective_budget_blocks
 from torch_bridge.dlpack import to_jax
 from torch_bridge.huggingface.attention import borrow_attention, check_attention, return_attention
 from torch_bridge.huggingface.cache import CompactedCache, Phase

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from blockcompact_jax.budget import RECENT_BLOCKS
 from blockcompact_jax.geometry import LayerGeometry, ModelGeometry
 from blockcompact_jax.kernels import Layout
-from torch_bridge.budget import RECENT_BLOCKS
 from torch_bridge.full import FullKV
 from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES, BlockAttention
 from torch_bridge.huggingface.cache import CompactedCache

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.provenance import sha256_of_text
 from blockcompact_jax.sweep.options import complete_configuration
-from torch_bridge.budget import parse_budget
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.models.locate import check_model_name
 from torch_bridge.models.progress import StageObserver

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch_bridge.budget import Budget, OptionError, check_budget, parse_budget
+# vLLM reads the configuration wherever the plugin is installed; JAX comes in where it is asked for.
+if TYPE_CHECKING:
+    from blockcompact_jax.budget import Budget
 
 CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
@@ -48,7 +50,12 @@ def parse_config(additional_config: Any) -> AttendConfig | None:
     """
     if not isinstance(additional_config, Mapping) or CONFIG_KEY not in additional_config:
         return None
-    given = additional_config[CONFIG_KEY]
+    return _parse(additional_config[CONFIG_KEY])
+
+
+def _parse(given: Any) -> AttendConfig:
+    from blockcompact_jax.budget import OptionError, check_budget, parse_budget
+
     if not isinstance(given, Mapping):
         raise OptionError(
             f"`{CONFIG_KEY}` is {given!r}, expected a mapping like {{'budget': '10%'}}"

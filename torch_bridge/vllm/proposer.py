@@ -19,7 +19,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 
-from torch_bridge.budget import OptionError
+from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface.lookup import NgramLookup
 from torch_bridge.vllm import sampler_kernels
 from torch_bridge.vllm.backend import BlockCompactAttentionImpl, BlockCompactMetadataBuilder
