@@ -54,8 +54,9 @@ def test_without_a_number():
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Not for longer: its event loop runs in this thread until it is closed, where others fail."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs the [dev] extra: playwright"
     )
