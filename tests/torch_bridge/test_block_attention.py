@@ -90,20 +90,24 @@ def _check(out, query, kv):
     return weights
 
 
-@pytest.mark.parametrize(("variable", "expected"), [(None, 1), ("3", 3)])
-def test_attends_on_one_thread_unless_the_variable_says_more(
-    variable, expected, monkeypatch, request
+@pytest.mark.parametrize(
+    ("variable", "has_open_mp", "expected"),
+    [(None, True, (None, True)), (None, False, (1, False)), ("3", True, (3, False))],
+)
+def test_attends_on_the_threads_of_torch_unless_the_variable_says_how_many(
+    variable, has_open_mp, expected, monkeypatch, request
 ):
     """Threads are a matter of each call; the default of the process stays what it was."""
     monkeypatch.delenv("BLOCKCOMPACT_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("BLOCKCOMPACT_NUM_THREADS", variable)
-    monkeypatch.setattr(block_attention, "num_threads", lambda: expected)
+    monkeypatch.setattr(block_attention, "num_threads", lambda: 3)
+    monkeypatch.setattr(block_attention, "has_open_mp_threads", lambda: has_open_mp)
     asked = []
 
-    def record(*arguments, num_threads, **options):
-        asked.append(num_threads)
-        attend_blocks(*arguments, num_threads=num_threads, **options)
+    def record(*arguments, num_threads, is_on_open_mp, **options):
+        asked.append((num_threads, is_on_open_mp))
+        attend_blocks(*arguments, num_threads=num_threads, is_on_open_mp=is_on_open_mp, **options)
 
     monkeypatch.setattr(block_attention, "attend_blocks", record)
     blocks = request.getfixturevalue("blocks")
