@@ -20,6 +20,9 @@ from blockcompact_jax.traces.trace import AttentionTrace
 
 BUDGETS = ("3b", "4b", "6b", "100000b")
 
+_RAY = find_spec("ray")
+HAS_RAY = _RAY is not None and _RAY.origin is not None  # a bare folder of that name is none
+
 
 class Quiet:
     def on_stage(self, name, total):
@@ -81,7 +84,7 @@ def test_MON_1_rows_may_come_in_any_order_and_say_their_machine(trace, tmp_path)
     assert (again.num_skipped, len(again.failures)) == (3, 1)
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the [ray] extra: ray")
+@pytest.mark.skipif(not HAS_RAY, reason="needs the [ray] extra: ray")
 def test_MON_1_a_sweep_on_ray_gives_the_same_rows(trace, tmp_path):
     """MON-1: the same sweep, distributed; every worker has the trace."""
     command = ["sweep", "--trace", trace.name, "--ray", "--out", "ray.jsonl"]

@@ -61,14 +61,14 @@ class Watcher:
     def __init__(self, session):
         self.session, self.states, self.uploads = session, [], []
         runtime, plain = session.runtime, session.runtime.reselect
-        move = runtime._upload
+        move = runtime._move
 
-        def upload(plan):
-            rows = np.asarray(plan.upload.layer_row)
+        def watched(upload):
+            rows = np.asarray(upload.layer_row)
             self.uploads.append(
                 [int((rows == row).sum()) for row in range(session.geometry.num_rows)]
             )
-            move(plan)
+            move(upload)
 
         def reselect(*arguments, **options):
             tables = plain(*arguments, **options)
@@ -78,7 +78,7 @@ class Watcher:
             self.states.append([set(row[:n].tolist()) for row, n in zip(held, valid, strict=True)])
             return tables
 
-        runtime.reselect, runtime._upload = reselect, upload
+        runtime.reselect, runtime._move = reselect, watched
 
 
 def blocks_of(text):
