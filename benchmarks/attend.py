@@ -156,14 +156,22 @@ def main() -> None:
     pools, contiguous = build_pools(arguments.num_keys)
     kv_bytes = arguments.num_keys * NUM_KV_HEADS * 2 * HEAD_DIM * 2
     read = build_read(NUM_LAYERS, kv_bytes)
-    report: dict[str, object] = {"build": kernels.build_info(), "threads": arguments.threads}
+    results: list[dict[str, object]] = []
     for num_queries in (1, 5, 9):
         calls = build_calls(pools, contiguous, arguments.num_keys, num_queries)
         check(calls)
         samples = measure({**calls, "read": read}, arguments.samples)
-        report[f"samples_us_{num_queries}_queries"] = samples
         medians = {name: statistics.median(times) for name, times in samples.items()}
         for name, median in medians.items():
+            results.append(
+                {
+                    "workload": f"SmolLM2 3x64, {arguments.num_keys} keys, {num_queries} queries",
+                    "implementation": name,
+                    "median_us": median,
+                    "ratio_to_read": medians["read"] / median,
+                    "samples_us": samples[name],
+                }
+            )
             print(
                 f"{num_queries} queries, {name:12s} {median:8.0f} us  "
                 f"{kv_bytes / median / 1e3:6.1f} GB/s  {medians['read'] / median:5.2f} x read  "
@@ -172,7 +180,9 @@ def main() -> None:
     for pool in pools.values():
         pool.close()
     if arguments.output:
-        arguments.output.write_text(json.dumps(report, indent=1))
+        settings = {"num_threads": arguments.threads, **kernels.build_info()}
+        document = {"settings": settings, "results": results}
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
