@@ -13,7 +13,7 @@ def make_session(
     policy="attention",
     block_tokens=32,
     layout=Layout.AMX,
-    attention="blocks",
+    **options,
 ):
     return CompactionSession(
         model=model,
@@ -27,5 +27,5 @@ def make_session(
         ),
         score_source=score_source(policy, seed=5),
         layout=layout,
-        attention=attention,
+        **options,
     )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sessions import make_session
 
 from blockcompact_jax.budget import Budget, OptionError, parse_budget
 from blockcompact_jax.calibration import FACTS, read_calibration
@@ -17,26 +18,18 @@ from blockcompact_jax.provenance import machine
 from blockcompact_jax.reselection import OnlineReselection, RoundSample
 from torch_bridge.huggingface.calibrate import calibrate, calibration_facts
 from torch_bridge.huggingface.options import RunOptions
-from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.sampling import Sampler
-from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.huggingface.speculate import decode_speculative
 
 NUM_NEW = 40
 
 
 def new_session(model, **options):
-    return CompactionSession(
-        model=model,
-        limits=SessionLimits(
-            max_tokens=420,
-            num_draft_tokens=3,
-            num_lookup_tokens=2,
-            reselect_every_rounds=2,
-            block_tokens=16,
-            budget=Budget(fraction=0.4),
-        ),
-        score_source=score_source("random", seed=5),
+    return make_session(
+        model,
+        budget=Budget(fraction=0.4),
+        policy="random",
+        block_tokens=16,
         layout=Layout.VEC,
         **options,
     )

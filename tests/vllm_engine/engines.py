@@ -6,6 +6,7 @@ import itertools
 import os
 
 import torch
+from attend_policy.packed import packed_places
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -164,3 +165,14 @@ def generate(llm, prompts, num_new):
     names = [add(llm, token_ids, num_new) for token_ids in prompts]
     tokens = finish(llm)
     return [tokens[name] for name in names]
+
+
+def read_tokens(kv_cache, layout, blocks, tokens):
+    """(keys, values) [heads, tokens, dims] in float64."""
+    num_blocks, heads, block_tokens, twice_dims = kv_cache.shape
+    rows = kv_cache.reshape(num_blocks, heads, block_tokens * twice_dims)
+    out = []
+    for places in packed_places(layout, block_tokens, twice_dims // 2, kv_cache.itemsize == 2):
+        picked = [rows[int(blocks[t // B])][:, places[t % B]] for t in tokens]
+        out.append(torch.stack(picked, 1).double())
+    return out

@@ -7,8 +7,8 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 
 import engines
 import torch
-from attend_policy.packed import attend, packed_places
-from engines import B
+from attend_policy.packed import attend
+from engines import B, read_tokens
 
 EVERY, BUDGET, LAYERS = 4, 3, 3
 MAX_BATCHED = 64
@@ -26,17 +26,6 @@ def llm(tmp_path_factory, request):
         max_num_batched_tokens=MAX_BATCHED,
     ) as llm:
         yield llm
-
-
-def read_tokens(kv_cache, layout, blocks, tokens):
-    """(keys, values) [heads, tokens, dims] in float64."""
-    num_blocks, heads, block_tokens, twice_dims = kv_cache.shape
-    rows = kv_cache.reshape(num_blocks, heads, block_tokens * twice_dims)
-    out = []
-    for places in packed_places(layout, block_tokens, twice_dims // 2, kv_cache.itemsize == 2):
-        picked = [rows[int(blocks[t // B])][:, places[t % B]] for t in tokens]
-        out.append(torch.stack(picked, 1).double())
-    return out
 
 
 class Watch:

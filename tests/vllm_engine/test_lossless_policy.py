@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 import engines
 import torch
 from attend_policy.packed import attend, packed_places
-from engines import B
+from engines import B, read_tokens
 
 EVERY, BUDGET, LAYERS, NUM_DRAFTS = 8, 3, 3, 4
 NUM_BLOCKS, MAX_TOKENS, NUM_SAMPLES = 40, 512, 400
@@ -180,17 +180,6 @@ class Watch:
                 change = (attend(queries[token], *kv, scale)[0] - outputs[token]).abs().max()
                 self.largest_change = max(self.largest_change, float(change))
                 self.num_checked += 1
-
-
-def read_tokens(kv_cache, layout, blocks, tokens):
-    """(keys, values) [heads, tokens, dims] in float64."""
-    num_blocks, heads, block_tokens, twice_dims = kv_cache.shape
-    rows = kv_cache.reshape(num_blocks, heads, block_tokens * twice_dims)
-    out = []
-    for places in packed_places(layout, block_tokens, twice_dims // 2, kv_cache.itemsize == 2):
-        picked = [rows[int(blocks[t // B])][:, places[t % B]] for t in tokens]
-        out.append(torch.stack(picked, 1).double())
-    return out
 
 
 def test_drafts_attend_to_the_selection_the_tail_and_earlier_drafts(llm, counted, monkeypatch):
