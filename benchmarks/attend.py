@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import AttendSegment, HostAttendOutputs, Layout, RegisteredPool
+from blockcompact_jax.provenance import machine, package_versions
 
 NUM_LAYERS = 24
 NUM_KV_HEADS, HEADS_PER_KV, BLOCK_TOKENS, HEAD_DIM = 3, 3, 32, 64
@@ -181,7 +182,12 @@ def main() -> None:
         pool.close()
     if arguments.output:
         settings = {"num_threads": arguments.threads, **kernels.build_info()}
-        document = {"settings": settings, "results": results}
+        document = {
+            "machine": machine(),
+            "versions": package_versions(),
+            "settings": settings,
+            "results": results,
+        }
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

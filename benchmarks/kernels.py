@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from kernel_pools import BF16, GEOMETRIES, Bench, Geometry, aligned
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import AttendSegment
+from blockcompact_jax.provenance import machine, package_versions
 from blockcompact_jax.scores import BlockReduction
 
 OURS = "blockcompact"
@@ -289,29 +288,13 @@ def run_geometry(geometry: Geometry, arguments: argparse.Namespace) -> list[dict
     return rows
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+def machine_and_caches() -> dict[str, Any]:
     caches = {
         f"l{level}_cache_bytes": os.sysconf(f"SC_LEVEL{level}_{kind}CACHE_SIZE")
         for level, kind in ((1, "D"), (2, ""), (3, ""))
         if f"SC_LEVEL{level}_{kind}CACHE_SIZE" in os.sysconf_names
     }
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "num_cpus": os.cpu_count(),
-        "simd": kernels.build_info()["simd_chosen"],
-    } | caches
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in ("blockcompact-jax", "jax", "jaxlib", "numpy", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {**machine(), "simd": kernels.build_info()["simd_chosen"], **caches}
 
 
 def main() -> None:
@@ -338,8 +321,8 @@ def main() -> None:
             rows += run_geometry(geometry, arguments)
     settings = {k: v for k, v in vars(arguments).items() if k != "json"}
     document = {
-        "machine": machine(),
-        "versions": versions(),
+        "machine": machine_and_caches(),
+        "versions": package_versions(),
         "settings": settings,
         "results": rows,
     }

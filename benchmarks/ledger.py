@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 from blockcompact_jax.kernels import NativeCell
 from blockcompact_jax.ledger import apply_event, apply_events, empty_state
 from blockcompact_jax.ledger.state import LedgerShape, event_of_rows
+from blockcompact_jax.provenance import machine, package_versions
 from blockcompact_jax.simulation.check import Trace, record
 from blockcompact_jax.simulation.world import WorldOptions
 
@@ -103,20 +103,11 @@ def main() -> None:
         )
     if arguments.json:
         about = {
-            "machine": {"processor": _processor(), "cores_used": 1},
-            "versions": {"python": platform.python_version(), "jax": jax.__version__},
+            "machine": machine() | {"cores_used": 1},
+            "versions": package_versions(),
             "rows": rows,
         }
         arguments.json.write_text(json.dumps(about, indent=1) + "\n")
-
-
-def _processor() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

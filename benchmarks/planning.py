@@ -24,12 +24,10 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +49,7 @@ from planning_steps import NUM_REQUESTS, Step, dispatch, rank_native, rank_pure
 
 from blockcompact_jax.kernels import NativeOperations, build_info
 from blockcompact_jax.operations import PURE_OPERATIONS, PlanOperations
+from blockcompact_jax.provenance import machine, package_versions
 
 SETTLE_S = 0.005
 """Before each call: the workers of the last one, such as OpenMP's, stop spinning meanwhile."""
@@ -179,26 +178,6 @@ def ratios_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ratios
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "num_cpus": os.cpu_count(),
-        "system": platform.system(),
-    }
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in ("blockcompact-jax", "jax", "jaxlib", "numpy", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def measure(workload: Workload, num_samples: int, *, has_batch: bool) -> list[dict[str, Any]]:
     """The rows of one workload."""
     inputs = make_inputs(workload)
@@ -261,7 +240,7 @@ def main() -> None:
     results = replaced(old["results"], rows, "workload")
     document = {
         "machine": machine(),
-        "versions": versions(),
+        "versions": package_versions(),
         "simd": build_info()["simd_chosen"],
         "results": results,
         "ratios": ratios_of(results),
