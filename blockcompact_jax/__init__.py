@@ -1,88 +1,24 @@
-"""Block-native KV-cache compaction: plan, move and retain KV blocks, per layer, exactly."""
+"""Block-native KV-cache compaction: plan, move and retain KV blocks, per layer, exactly.
 
-from .errors import CompactionError, PlanError, Result, ResultCode, raise_for_result
-from .geometry import (
-    GroupGeometry,
-    LayerGeometry,
-    LayerKind,
-    ModelGeometry,
-    OwnershipGranularity,
-    TableSupport,
-    num_candidate_blocks,
-)
-from .ids import HOLE
-from .metrics import CompactionMetrics
-from .operations import PURE_OPERATIONS, PlanOperations
-from .ownership import Ownership, ReferenceKind, empty_ownership
-from .residency import (
-    Residency,
-    check_residency,
-    empty_residency,
-    graduate,
-    publish_selection,
-)
-from .retention import RetentionKind, RetentionPlan, RetentionPolicy, resolve
-from .scores import BlockReduction, HeadReduction, reduce_heads
-from .selection import LayerBudget, Selection, SelectionPolicy, SmallBudget, select
-from .step import (
-    StepCommit,
-    StepPlan,
-    StepPolicy,
-    ZeroDelta,
-    abort_step,
-    commit_step,
-    find_zero_delta,
-    plan_requests,
-    plan_step,
-)
-from .upload import SourceKind, UploadPlan
+The public names are those of `api.py`, loaded at the first use of one of them: what needs no JAX,
+as most of the command line, does not wait for it.
+"""
 
-__all__ = [
-    "HOLE",
-    "PURE_OPERATIONS",
-    "BlockReduction",
-    "CompactionError",
-    "CompactionMetrics",
-    "GroupGeometry",
-    "HeadReduction",
-    "LayerBudget",
-    "LayerGeometry",
-    "LayerKind",
-    "ModelGeometry",
-    "Ownership",
-    "OwnershipGranularity",
-    "PlanError",
-    "PlanOperations",
-    "ReferenceKind",
-    "Residency",
-    "Result",
-    "ResultCode",
-    "RetentionKind",
-    "RetentionPlan",
-    "RetentionPolicy",
-    "Selection",
-    "SelectionPolicy",
-    "SmallBudget",
-    "SourceKind",
-    "StepCommit",
-    "StepPlan",
-    "StepPolicy",
-    "TableSupport",
-    "UploadPlan",
-    "ZeroDelta",
-    "abort_step",
-    "check_residency",
-    "commit_step",
-    "empty_ownership",
-    "empty_residency",
-    "find_zero_delta",
-    "graduate",
-    "num_candidate_blocks",
-    "plan_requests",
-    "plan_step",
-    "publish_selection",
-    "raise_for_result",
-    "reduce_heads",
-    "resolve",
-    "select",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403  # the one list of names
+
+
+def __getattr__(name: str) -> Any:
+    is_private = name.startswith("_") and name != "__all__"  # `import *` asks for `__all__`
+    if not is_private:
+        api = import_module(".api", __name__)
+        if name == "__all__" or name in api.__all__:
+            return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module(".api", __name__).__all__})

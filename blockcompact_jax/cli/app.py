@@ -8,7 +8,7 @@ import typer
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
-from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError, error_boundary, keep_interrupts
+from .errors import EXIT_INTERRUPTED, EXIT_REFUSED, UserError
 from .info import info
 from .models import models
 from .monitor import monitor
@@ -62,17 +62,21 @@ app.command()(info)
 app.command()(simulate)
 
 
-def main() -> None:
-    """Run the command line. Ends the process."""
-    keep_interrupts()
-    with error_boundary():
-        try:
-            exit_code = app(standalone_mode=False)
-        except _USAGE_ERROR as error:
-            raise _one_line(error) from None
-        if exit_code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
-            raise KeyboardInterrupt
-        raise SystemExit(exit_code)
+def run_command() -> None:
+    """Run the command that the arguments of this process name.
+
+    Raises:
+        UserError: An option or an argument is wrong.
+        KeyboardInterrupt: Ctrl-C ended the command.
+        SystemExit: Otherwise, with its exit code.
+    """
+    try:
+        exit_code = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        raise _one_line(error) from None
+    if exit_code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
+        raise KeyboardInterrupt
+    raise SystemExit(exit_code)
 
 
 def _one_line(error: Any) -> UserError | SystemExit:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import UserError, require_modules
+from .interrupts import unwind_from_now_on
 from .outputs import check_writable, refused_writes, write_output
 
 EXIT_FAILED = 1
@@ -87,6 +88,7 @@ def _run_pytest(tests: Path, junit: Path, *, seed: int, pytest_args: str) -> lis
         junit.parent.mkdir(parents=True, exist_ok=True)
     options = [f"--junit-xml={junit.resolve()}", f"--hypothesis-seed={seed}"]
     options += further
+    unwind_from_now_on()  # pytest is to end first
     # -P: the working folder may hold sources that would hide the installed package.
     command = [sys.executable, "-P", "-m", "pytest", str(tests), *options]
     done = subprocess.run(command, check=False, stdout=sys.stderr, env=os.environ)

@@ -1,18 +1,16 @@
 """Errors a user can act on, and the one place where they end."""
 
-import _thread
 import errno
 import os
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
-
-_AGAIN_SECONDS = 0.02
+INTERRUPTED = "\ninterrupted"
+"""What stderr says at Ctrl-C; it begins a line, for the terminal has shown ^C."""
 
 _OUR_PACKAGES = frozenset({"blockcompact_jax", "torch_bridge"})
 
@@ -36,35 +34,15 @@ def error_boundary() -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if _is_debug():
+        if is_debug():
             raise
-        print("\ninterrupted", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except Exception as error:
-        if not _is_expected(error) or _is_debug():
+        if not _is_expected(error) or is_debug():
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_REFUSED) from None
-
-
-def keep_interrupts() -> None:
-    """Deliver a Ctrl-C again that Python drops, until it ends the command.
-
-    It is dropped, with a message, where it lands in a callback of the garbage collector, as JAX
-    has one, or in a destructor.
-    """
-    show = sys.unraisablehook
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            show(unraisable)
-            return
-        # From a thread and later: raised here, it would be dropped once more.
-        again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
-
-    sys.unraisablehook = hook
 
 
 def require_modules(command: str, modules: tuple[str, ...], *, extra: str) -> None:
@@ -101,5 +79,6 @@ def _package_of(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _is_debug() -> bool:
+def is_debug() -> bool:
+    """Whether tracebacks are asked for."""
     return os.environ.get("BLOCKCOMPACT_DEBUG", "") not in {"", "0"}

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from .interrupts import unwind_from_now_on
+
 _LINE_INTERVAL_SECONDS = 15.0
 
 
@@ -52,9 +54,12 @@ class ProgressObserver(Protocol):
 def make_observer(*, is_text_shown: bool = False) -> ProgressObserver:
     """The observer that suits stderr: live bars on a terminal, sparse lines elsewhere.
 
+    The work begins: Ctrl-C unwinds from here on.
+
     Args:
         is_text_shown: Whether generated text is written to stdout.
     """
+    unwind_from_now_on()
     console = Console(stderr=True)
     return (
         LiveObserver(console, is_text_shown=is_text_shown)

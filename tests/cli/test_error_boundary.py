@@ -54,13 +54,14 @@ def test_missing_modules_are_named_with_the_extra():
 
 _INTERRUPTED_IN_THE_COLLECTOR = """
 import gc, signal, time
-from blockcompact_jax.cli import app, main
+from blockcompact_jax.cli import app, interrupts, main
 
 def interrupt(phase, info):
     gc.callbacks.remove(interrupt)
     signal.raise_signal(signal.SIGINT)
 
 def command(**_):
+    interrupts.unwind_from_now_on()
     gc.callbacks.append(interrupt)
     gc.collect()
     for _ in range(200):

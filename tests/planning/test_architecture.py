@@ -59,6 +59,17 @@ def test_the_core_imports_no_engine_kernel_or_runtime(name):
     assert {module for module, _ in relative_imports(name)} <= set(PLANNING)
 
 
+def test_the_package_offers_the_names_of_its_api_and_no_others():
+    api = importlib.import_module("blockcompact_jax.api")
+    star = {}
+    exec("from blockcompact_jax import *", star)
+    assert set(api.__all__) == set(star) - {"__builtins__"} <= set(dir(blockcompact_jax))
+    assert all(getattr(blockcompact_jax, name) is getattr(api, name) for name in api.__all__)
+    for absent in ("no_such_name", "ref", "__wrapped__"):
+        with pytest.raises(AttributeError, match=absent):
+            getattr(blockcompact_jax, absent)
+
+
 def plan_types():
     for name in [*STAGES, "errors", "pins", "step_types", "speculation"]:
         module = importlib.import_module(f"blockcompact_jax.{name}")
