@@ -1,15 +1,8 @@
-"""Writes the ledger's tables as a C++ header, from the data that the ledger itself reads.
+"""The ledger's tables as a C++ header, from the data that the ledger itself reads."""
 
-python scripts/ledger_header.py          compare; ends with 1 if the header is out of date
-python scripts/ledger_header.py --write  write
-"""
-
-import argparse
 import enum
-import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 
 from blockcompact_jax.errors import ResultCode
 from blockcompact_jax.ledger.kinds import (
@@ -35,7 +28,6 @@ from blockcompact_jax.ledger.tables import (
     disposition_of,
 )
 
-HEADER = Path(__file__).parent.parent / "custom_calls/include/blockcompact/ledger_tables.h"
 _LINE = 100
 
 
@@ -92,7 +84,7 @@ def render() -> str:
     """Returns the header."""
     named = [[name in NAMED_FIELDS[kind] for name in EVENT_FIELDS] for kind in EventKind]
     sections = [
-        "// The rules of the commit ledger. Written by scripts/ledger_header.py; do not edit.\n"
+        "// The rules of the commit ledger. Written by scripts/ledger_tables.py; do not edit.\n"
         "#pragma once",
         "// clang-format off",
         "#include <cstdint>",
@@ -128,19 +120,3 @@ def render() -> str:
         "// clang-format on",
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def main() -> None:
-    """Compares or writes the header."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the header")
-    arguments = parser.parse_args()
-    rendered = render()
-    if arguments.write:
-        HEADER.write_text(rendered)
-    elif not HEADER.exists() or HEADER.read_text() != rendered:
-        sys.exit(f"{HEADER} is out of date; run: python scripts/ledger_header.py --write")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-// The rules of the commit ledger. Written by scripts/ledger_header.py; do not edit.
+// The rules of the commit ledger. Written by scripts/ledger_tables.py; do not edit.
 #pragma once
 
 // clang-format off
