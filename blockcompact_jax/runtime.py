@@ -22,24 +22,15 @@ from jaxtyping import Float32, Int32
 from blockcompact_jax.course import SelectionRecord, record_selection
 from blockcompact_jax.errors import raise_for_result
 from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity, TableSupport
-from blockcompact_jax.ids import (
-    HOLE,
-    as_logical_blocks,
-    as_physical_blocks,
-)
+from blockcompact_jax.ids import HOLE, as_logical_blocks, as_physical_blocks
 from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.ledger import CommitLedger
 from blockcompact_jax.ledger_transfers import LedgerTransfers
 from blockcompact_jax.metrics import CompactionMetrics
-from blockcompact_jax.ownership import (
-    Ownership,
-    ReferenceKind,
-    empty_ownership,
-    reserve,
-)
+from blockcompact_jax.ownership import Ownership, ReferenceKind, empty_ownership, reserve
 from blockcompact_jax.residency import Residency, empty_residency, graduate
 from blockcompact_jax.retention import RetentionPolicy
-from blockcompact_jax.runtime_step import StepPlanner
+from blockcompact_jax.runtime_step import Committed, StepPlanner
 from blockcompact_jax.selection import SelectionPolicy
 from blockcompact_jax.step import StepPolicy
 from blockcompact_jax.transfer import (
@@ -282,14 +273,7 @@ class CompactionRuntime:
             uploaded = time.perf_counter()
             done = step.commit()
             committed = time.perf_counter()
-            ownership, fresh = self._take_tail_blocks(done.ownership, num_leaving)
-            selected = _State(
-                residency=done.residency,
-                ownership=ownership,
-                tail=np.concatenate([state.tail[:, num_leaving:], fresh], axis=1),
-                num_candidate_blocks=num_candidates,
-                has_selection=True,
-            )
+            selected = self._select(done, state.tail, num_candidates, num_leaving)
             tables = self._tables(selected, num_tokens, is_first=not state.has_selection)
             allocated = time.perf_counter()
             num_entries = publish(tables) if publish else 0
@@ -332,6 +316,23 @@ class CompactionRuntime:
         )
         raise_for_result(result)
         return residency
+
+    def _select(
+        self,
+        done: Committed,
+        tail: Int32[np.ndarray, "row tail"],
+        num_candidate_blocks: int,
+        num_leaving: int,
+    ) -> _State:
+        """The state after a step; new blocks take the places of those that left the tail."""
+        ownership, fresh = self._take_tail_blocks(done.ownership, num_leaving)
+        return _State(
+            residency=done.residency,
+            ownership=ownership,
+            tail=np.concatenate([tail[:, num_leaving:], fresh], axis=1),
+            num_candidate_blocks=num_candidate_blocks,
+            has_selection=True,
+        )
 
     def _move(self, upload: UploadPlan) -> None:
         """Moves the bytes of a plan from the packed pool into the resident pool."""

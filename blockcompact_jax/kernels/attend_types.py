@@ -28,6 +28,16 @@ class AttendSegment(NamedTuple):
     num_keys: int | AnyArray
 
 
+def operand_of(value: int | AnyArray) -> AnyArray:
+    """An int as int32 `[1]`; what is one stays as it is."""
+    return np.full(1, value, np.int32) if isinstance(value, int) else value
+
+
+def number_of(value: int | AnyArray) -> int:
+    """An int, or the value of an int32 `[1]`."""
+    return value if isinstance(value, int) else int(value[0])
+
+
 class RowsAt(NamedTuple):
     """Rows `[num_heads, num_queries, contiguous last axis]` somewhere in memory.
 

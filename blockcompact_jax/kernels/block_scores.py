@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from blockcompact_jax.kernels._checks import check_column, check_ord, describe
-from blockcompact_jax.kernels.attend_types import AttendSegment, RowsAt
+from blockcompact_jax.kernels.attend_types import AttendSegment, RowsAt, operand_of
 from blockcompact_jax.kernels.layouts import Layout, check_layout
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray
@@ -132,9 +132,9 @@ def score_blocks(
     return _score_blocks(
         queries,
         blocks,
-        _scalar(layer),
+        operand_of(layer),
         block_table,
-        _scalar(num_keys),
+        operand_of(num_keys),
         columns=columns,
         layout=int(layout),
         reduction=reduction,
@@ -167,9 +167,9 @@ def pool_score_blocks(
     return _pool_score_blocks(
         queries,
         segment.ord,
-        _scalar(segment.layer),
+        operand_of(segment.layer),
         segment.block_table,
-        _scalar(segment.num_keys),
+        operand_of(segment.num_keys),
         columns=columns,
         pool=segment.pool.pool_id,
         block_tokens=segment.pool.shape.block_tokens,
@@ -207,9 +207,9 @@ def summarize_blocks(
     load_native()
     return _summarize_blocks(
         blocks,
-        _scalar(layer),
+        operand_of(layer),
         block_table,
-        _scalar(num_keys),
+        operand_of(num_keys),
         shape=(heads, num_entries, dim),
         layout=int(layout),
     )
@@ -228,9 +228,9 @@ def pool_summarize_blocks(segment: AttendSegment) -> PoolSummaryResult:
     load_native()
     return _pool_summarize_blocks(
         segment.ord,
-        _scalar(segment.layer),
+        operand_of(segment.layer),
         segment.block_table,
-        _scalar(segment.num_keys),
+        operand_of(segment.num_keys),
         shape=shape,
         dtype=dtype,
         pool=segment.pool.pool_id,
@@ -316,10 +316,6 @@ def _block_shape(blocks: AnyArray, layout: Layout) -> tuple[int, int, int]:
         heads, tokens = tokens, heads
     check_layout(layout, block_tokens=tokens, head_dim=dim, element_bytes=blocks.dtype.itemsize)
     return heads, tokens, dim
-
-
-def _scalar(value: int | AnyArray) -> AnyArray:
-    return np.full(1, value, np.int32) if isinstance(value, int) else value
 
 
 @typed_jit(static_argnames=("columns", "layout", "reduction", "scale"))

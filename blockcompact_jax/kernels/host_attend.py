@@ -15,10 +15,10 @@ from blockcompact_jax.kernels.attend_types import (
     HostAttendOutputs,
     PoolAttendResult,
     RowsAt,
+    number_of,
 )
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.pool_attend import check_attend
-from blockcompact_jax.kernels.results import AnyArray
 
 
 def host_pool_attend(
@@ -139,9 +139,9 @@ def host_pool_attend_at(
             (
                 segment.pool.pool_id,
                 int(segment.ord[0]),
-                int(_number(segment.layer)),
+                number_of(segment.layer),
                 segment.block_table,
-                int(_number(segment.num_keys)),
+                number_of(segment.num_keys),
             )
             for segment in segments
         ),
@@ -170,10 +170,6 @@ def has_open_mp_threads() -> bool:
     that ran such a call: the child's runtime has lost its threads.
     """
     return load_native().has_open_mp_threads()
-
-
-def _number(value: int | AnyArray) -> Any:
-    return value if isinstance(value, int) else value[0]
 
 
 def _rows_at(name: str, array: np.ndarray[Any, Any]) -> RowsAt:

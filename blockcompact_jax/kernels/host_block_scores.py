@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcompact_jax.kernels.attend_types import AttendSegment
+from blockcompact_jax.kernels.attend_types import AttendSegment, number_of
 from blockcompact_jax.kernels.block_scores import (
     PoolScoreResult,
     PoolSummaryResult,
@@ -20,7 +20,6 @@ from blockcompact_jax.kernels.block_scores import (
 )
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.pools import RegisteredPool
-from blockcompact_jax.kernels.results import AnyArray
 from blockcompact_jax.scores import BlockReduction
 
 
@@ -53,9 +52,9 @@ def host_pool_score_blocks(
     status = load_native().pool_score_blocks(
         segment.pool.pool_id,
         int(segment.ord[0]),
-        _number(segment.layer),
+        number_of(segment.layer),
         np.ascontiguousarray(np.asarray(segment.block_table)),
-        _number(segment.num_keys),
+        number_of(segment.num_keys),
         queries.view(_unsigned(queries.dtype)),
         scale,
         reduction,
@@ -126,19 +125,15 @@ def host_pool_summarize_blocks(
     status = load_native().pool_summarize_blocks(
         segment.pool.pool_id,
         int(segment.ord[0]),
-        _number(segment.layer),
+        number_of(segment.layer),
         np.ascontiguousarray(np.asarray(segment.block_table)),
-        _number(segment.num_keys),
+        number_of(segment.num_keys),
         min_keys.view(_unsigned(dtype)),
         max_keys.view(_unsigned(dtype)),
         num_threads,
     )
     ord_now = np.array(segment.ord)
     return PoolSummaryResult(min_keys, max_keys, ord_now, np.array(status, np.int32))
-
-
-def _number(value: int | AnyArray) -> int:
-    return value if isinstance(value, int) else int(value[0])
 
 
 def _unsigned(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from blockcompact_jax.kernels._checks import check_column, check_ord, describe
-from blockcompact_jax.kernels.attend_types import AttendSegment, PoolAttendResult
+from blockcompact_jax.kernels.attend_types import AttendSegment, PoolAttendResult, operand_of
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray
 from blockcompact_jax.typed_jit import typed_jit
@@ -59,9 +59,9 @@ def pool_attend(
     for segment in segments:
         operands += [
             segment.ord,
-            _scalar(segment.layer),
+            operand_of(segment.layer),
             segment.block_table,
-            _scalar(segment.num_keys),
+            operand_of(segment.num_keys),
         ]
     if len(segments) == 1:
         zero = np.zeros(1, np.int32)
@@ -114,10 +114,6 @@ def check_attend(
             f"`window_tokens` is {window_tokens} and `max_blocks` {max_blocks}; neither may be "
             "negative"
         )
-
-
-def _scalar(value: int | AnyArray) -> AnyArray:
-    return np.full(1, value, np.int32) if isinstance(value, int) else value
 
 
 @typed_jit(static_argnames=("pools", "scale", "window_tokens", "max_blocks"))

@@ -173,6 +173,7 @@ def test_a_sampler_gives_the_processors_probabilities_and_leaves_the_logits():
         ),
         ({"budget": "0%"}, OptionError, "budget"),
         ({"num_draft_tokens": 0}, OptionError, "num_draft_tokens"),
+        ({"num_lookup_tokens": -1}, OptionError, "num_lookup_tokens` is -1, expected 0 or more"),
         ({"layout": "hnd"}, OptionError, "expected one of amx, vec"),
     ],
 )

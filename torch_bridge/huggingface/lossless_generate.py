@@ -107,59 +107,62 @@ def lossless_generate(
         OptionError: for an option that cannot be used.
         UnsupportedModelError: for an architecture or a dtype that is not supported.
     """
-    parsed = parse_budget(budget) if isinstance(budget, str) else budget
-    check_budget(parsed)
-    check_counts(
-        num_draft_tokens=num_draft_tokens,
-        reselect_every_rounds=reselect_every_rounds,
-        block_tokens=block_tokens,
-    )
     check_names(layout=layout, attention=attention)
-    _check(input_ids, logits_processor, generation_config, model_kwargs, token_streamer)
-    mask = model_kwargs.get("attention_mask")
-    padding = num_padding_tokens(
-        None if mask is None else mask.bool()[:, None, None], input_ids.shape[0]
-    )
-    num_new_tokens = generation_config.max_length - input_ids.shape[1]
     limits = SessionLimits(  # one size for all rows: planning is compiled once
         max_tokens=generation_config.max_length + num_draft_tokens,
         num_draft_tokens=num_draft_tokens,
         num_lookup_tokens=num_lookup_tokens,
         reselect_every_rounds=reselect_every_rounds,
         block_tokens=block_tokens,
-        budget=parsed,
+        budget=parse_budget(budget) if isinstance(budget, str) else budget,
     )
+    _check_limits(limits)
+    _check(input_ids, logits_processor, generation_config, model_kwargs, token_streamer)
+    contexts = _contexts(input_ids, model_kwargs)
     sampler = _sampler(generation_config, logits_processor)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
-    rows: list[list[int]] = []
-    for place, prompt in enumerate(input_ids):
-        context = prompt[padding[place] :].tolist()
-        session = CompactionSession(
-            model=model,
-            limits=limits,
-            score_source=score_source("attention", seed=0),
-            layout=Layout[layout.upper()],
-            attention=attention,
-        )
-        row = _Row(prompt, stopping_criteria, token_streamer)
-        with session:
+    rows = [_Row(prompt, stopping_criteria, token_streamer) for prompt in input_ids]
+    packed = Layout[layout.upper()]
+    for row, context in zip(rows, contexts, strict=True):
+        source = score_source("attention", seed=0)
+        with CompactionSession(
+            model=model, limits=limits, score_source=source, layout=packed, attention=attention
+        ) as session:
             decode_speculative(
                 session,
                 context,
                 first_token=sampler.choose(session.prefill(context)),
-                num_tokens=num_new_tokens,
+                num_tokens=generation_config.max_length - input_ids.shape[1],
                 sampler=sampler,
                 eos_token_ids=frozenset(),
                 on_tokens=row.add,
             )
-        rows.append(row.new_tokens)
     if token_streamer is not None:
         token_streamer.end()
-    sequences = _joined(input_ids, rows, generation_config)
+    sequences = _joined(input_ids, [row.new_tokens for row in rows], generation_config)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
+
+
+def _check_limits(limits: SessionLimits) -> None:
+    check_budget(limits.budget)
+    check_counts(
+        num_draft_tokens=limits.num_draft_tokens,
+        reselect_every_rounds=limits.reselect_every_rounds,
+        block_tokens=limits.block_tokens,
+    )
+    check_counts(minimum=0, num_lookup_tokens=limits.num_lookup_tokens)
+
+
+def _contexts(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
+    """Every row's prompt without its padding."""
+    mask = model_kwargs.get("attention_mask")
+    padding = num_padding_tokens(
+        None if mask is None else mask.bool()[:, None, None], input_ids.shape[0]
+    )
+    return [prompt[first:].tolist() for prompt, first in zip(input_ids, padding, strict=True)]
 
 
 class _Row:

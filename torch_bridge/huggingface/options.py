@@ -23,15 +23,15 @@ ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 _KNOWN_NAMES = {"policy": POLICIES, "dtype": DTYPES, "layout": LAYOUTS, "attention": ATTENTIONS}
 
 
-def check_counts(**counts: int) -> None:
-    """Refuses counts below 1.
+def check_counts(*, minimum: int = 1, **counts: int) -> None:
+    """Refuses counts below a minimum.
 
     Raises:
         OptionError: naming the first such count.
     """
     for name, value in counts.items():
-        if value < 1:
-            raise OptionError(f"`{name}` is {value}, expected 1 or more")
+        if value < minimum:
+            raise OptionError(f"`{name}` is {value}, expected {minimum} or more")
 
 
 def check_names(**names: str) -> None:
@@ -130,6 +130,7 @@ class RunOptions:
             num_draft_tokens=self.num_draft_tokens,
             reselect_every_rounds=self.reselect_every_rounds,
         )
+        check_counts(minimum=0, num_lookup_tokens=self.num_lookup_tokens)
         check_names(
             policy=self.policy, dtype=self.dtype, layout=self.layout, attention=self.attention
         )
@@ -138,10 +139,6 @@ class RunOptions:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
                 f"`temperature` is {self.temperature}, expected a finite number, 0 or more"
-            )
-        if self.num_lookup_tokens < 0:
-            raise OptionError(
-                f"`num_lookup_tokens` is {self.num_lookup_tokens}, expected 0 or more"
             )
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"`seed` is {self.seed}, expected 0 or more and below 2**63")

@@ -9,6 +9,7 @@ from typing import Any
 
 import platformdirs
 
+from blockcompact_jax.provenance import sha256_of
 from torch_bridge.models.errors import DamagedModelError
 from torch_bridge.models.progress import SilentObserver, StageObserver
 
@@ -60,12 +61,6 @@ def model_directory(name: str) -> Path:
 def is_fetched(name: str) -> bool:
     """Whether anything, whole or damaged, is cached for the short name `name`."""
     return model_directory(name).exists()
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 digest of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_manifest(directory: Path, **facts: Any) -> Manifest:
