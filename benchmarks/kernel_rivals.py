@@ -115,8 +115,3 @@ def torch_scores(keys: torch.Tensor, queries: torch.Tensor, tokens: int) -> torc
     """Largest q.k of each block: a bf16 product with plain keys `[heads, tokens, dims]`."""
     scores = queries @ keys.transpose(1, 2)
     return scores.view(*scores.shape[:2], -1, tokens).amax(-1)
-
-
-def torch_bounds(keys: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    blocks = keys.view(keys.shape[0], -1, tokens, keys.shape[2])
-    return blocks.amin(2), blocks.amax(2)

@@ -52,11 +52,6 @@ else:
     Groups = AnyArray
 
 
-def as_token_positions(array: AnyArray) -> TokenPositions:
-    """Brands an array as token positions. Returns the same object."""
-    return cast(TokenPositions, array)
-
-
 def as_logical_blocks(array: AnyArray) -> LogicalBlocks:
     """Brands an array as logical blocks. Returns the same object."""
     return cast(LogicalBlocks, array)

@@ -190,17 +190,6 @@ def shake_hands(
     )
 
 
-def check_process_epoch(agreement: Agreement, process_epoch: int) -> None:
-    """Refuses a message of another producer process than the one that shook hands.
-
-    Raises:
-        HandshakeError: The epochs differ.
-    """
-    agreed = agreement.capabilities.process_epoch
-    if process_epoch != agreed:
-        raise HandshakeError("process_epoch", process_epoch, agreed, _REMEDIES["process_epoch"])
-
-
 def _source_kind(
     producer: Capabilities, consumer: Capabilities, area: CpuPoolArea, is_copy_asked: bool
 ) -> SourceKind:

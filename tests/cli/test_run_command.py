@@ -26,6 +26,19 @@ def test_json_is_all_there_is_on_stdout():
     assert report["context_tokens"] == 200
     assert report["budget"] == "4b"
     assert "loading smollm2-135m" in done.stderr
+    assert "prefilling 200 tokens" in done.stderr
+
+
+def test_a_given_text_that_is_cut_is_said_to_be():
+    options = ["--context", "40", "--new-tokens", "1", "--budget", "1b", "--no-compare-full"]
+    done = subprocess.run(
+        [*COMMAND, *options, "--prompt", "one two three " * 30],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert "prefilling the first 40 of 9" in done.stderr  # the 90 words and a token or two
 
 
 def test_text_streams_to_stdout_and_equals_the_report():

@@ -21,7 +21,6 @@ from blockcompact_jax.protocol import (
     Verify,
     canonical_body,
     capabilities_of,
-    check_process_epoch,
     shake_hands,
 )
 from blockcompact_jax.upload import SourceKind
@@ -120,15 +119,6 @@ def test_CAP_3_a_fallback_is_asked_for_and_possible():
     assert (agreement.source_kind, agreement.is_fallback) == (SourceKind.CPU_COPY, True)
     direct = shake_hands(side(BOTH), side(BOTH), area=AREA, is_copy_fallback_asked=True)
     assert (direct.source_kind, direct.is_fallback) == (SourceKind.SOURCE_ONLY, False)
-
-
-def test_CAP_4_an_old_process_is_refused():
-    """CAP-4: a message of another process epoch is no message of this producer."""
-    agreement = shake_hands(side(process_epoch=3), side(process_epoch=3), area=EMPTY_AREA)
-    check_process_epoch(agreement, 3)
-    for epoch in (2, 4):
-        with pytest.raises(HandshakeError, match="`process_epoch`"):
-            check_process_epoch(agreement, epoch)
 
 
 @pytest.mark.parametrize(

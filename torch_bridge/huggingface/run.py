@@ -23,7 +23,7 @@ from torch_bridge.huggingface.sampling import Sampler
 from torch_bridge.huggingface.session import CompactionSession, SessionLimits
 from torch_bridge.huggingface.speculate import decode_speculative, warm_up
 from torch_bridge.models.load import LoadedModel, load_model
-from torch_bridge.prompts import build_prompt
+from torch_bridge.prompts import Prompt, build_prompt
 
 if TYPE_CHECKING:
     from torch_bridge.huggingface.remote import RemoteOptions
@@ -85,7 +85,7 @@ def run_decoding(
         "has_course": options.has_course,
     }
     with _new_session(sides, remote) as session:
-        return _run_session(options, watcher, loaded, prompt.token_ids, session)
+        return _run_session(options, watcher, loaded, prompt, session)
 
 
 def _new_session(sides: dict[str, Any], remote: RemoteOptions | None) -> CompactionSession:
@@ -136,10 +136,11 @@ def _run_session(
     options: RunOptions,
     watcher: RunObserver,
     loaded: LoadedModel,
-    context: list[int],
+    prompt: Prompt,
     session: CompactionSession,
 ) -> RunReport:
     model: PreTrainedModel = loaded.model
+    context = prompt.token_ids
     eos_token_ids = _eos_token_ids(model)
     watcher.on_stage("compiling the planning step", None)
     begin = time.perf_counter()
@@ -147,7 +148,11 @@ def _run_session(
     sampler = Sampler(temperature=options.temperature, seed=options.seed)
     warm_up(sampler, session.limits.num_draft_tokens, model.config.get_text_config().vocab_size)
     compile_seconds = time.perf_counter() - begin
-    watcher.on_stage(f"prefilling {len(context):,} tokens", None)
+    tokens = f"{len(context):,}"
+    # The built-in text is as long as is asked for; of a text that was given, some may be left out.
+    if prompt.is_cut and (options.prompt is not None or options.prompt_file is not None):
+        tokens = f"the first {tokens} of {prompt.num_available_tokens:,}"
+    watcher.on_stage(f"prefilling {tokens} tokens", None)
     begin = time.perf_counter()
     logits = session.prefill(context)
     prefill_seconds = time.perf_counter() - begin
