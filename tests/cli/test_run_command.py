@@ -30,7 +30,7 @@ def test_json_is_all_there_is_on_stdout():
 
 
 def test_a_given_text_that_is_cut_is_said_to_be():
-    options = ["--context", "40", "--new-tokens", "1", "--budget", "1b", "--no-compare-full"]
+    options = ["--context", "40", "--new-tokens", "1", "--budget", "2b", "--no-compare-full"]
     done = subprocess.run(
         [*COMMAND, *options, "--prompt", "one two three " * 30],
         capture_output=True,
