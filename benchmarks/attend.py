@@ -8,7 +8,6 @@ before anything is timed. Figures are ratios within one run; the machine decides
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,11 +17,11 @@ import ml_dtypes
 import numpy as np
 import torch
 from kernel_pools import aligned
+from stored import store
 from torch.nn import functional
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import AttendSegment, HostAttendOutputs, Layout, RegisteredPool
-from blockcompact_jax.provenance import machine, package_versions
 
 NUM_LAYERS = 24
 NUM_KV_HEADS, HEADS_PER_KV, BLOCK_TOKENS, HEAD_DIM = 3, 3, 32, 64
@@ -182,13 +181,7 @@ def main() -> None:
         pool.close()
     if arguments.output:
         settings = {"num_threads": arguments.threads, **kernels.build_info()}
-        document = {
-            "machine": machine(),
-            "versions": package_versions(),
-            "settings": settings,
-            "results": results,
-        }
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        store(arguments.output, results, settings=settings)
 
 
 if __name__ == "__main__":

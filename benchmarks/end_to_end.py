@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blockcompact_jax.provenance import machine, package_versions
+from stored import store
 
 NUM_NEW_TOKENS = 128
 
@@ -74,7 +74,7 @@ def main() -> None:
     results = []
     for workload, rows in zip(workloads, samples, strict=True):
         results.append(row_of(workload, rows, peaks_of(workload)))
-    write(arguments.json, results)
+    store(arguments.json, results)
     for result in results:
         summary = {key: value for key, value in result.items() if key != "samples"}
         print(json.dumps(summary))
@@ -146,17 +146,6 @@ def _median_ms(samples: list[dict[str, Any]], part: str) -> float:
     return statistics.median(
         1000 * sample["seconds"][part] / sample["new_tokens"] for sample in samples
     )
-
-
-def write(path: Path, results: list[dict[str, Any]]) -> None:
-    """Stores the results with the machine and the versions that gave them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "machine": machine(),
-        "versions": package_versions(),
-        "results": results,
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

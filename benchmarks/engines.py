@@ -15,7 +15,6 @@ stock vLLM there, and steps give several tokens, so that tokens a second are com
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from blockcompact_jax.provenance import machine, package_versions
+from stored import store
+
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.engine_checks import PROPOSER
 
@@ -59,7 +59,15 @@ def main() -> None:
         row = engine.measure(num_sequences, arguments.context, arguments.rounds)
         print({key: value for key, value in row.items() if key != "samples_ms"}, flush=True)
         results.append(row)
-    write(arguments.json, results, facts=engine.facts, is_compiled=arguments.compile)
+    store(
+        arguments.json,
+        results,
+        model=MODEL,
+        dtype="bfloat16",
+        is_compiled=arguments.compile,
+        block_tokens=32,
+        **engine.facts,
+    )
 
 
 class Engine:
@@ -256,22 +264,6 @@ def asked(
 ) -> dict[str, Any]:
     """VLLM's `additional_config` for a policy."""
     return {CONFIG_KEY: {"policy": policy, "budget": budget, "reselect_every_tokens": every_tokens}}
-
-
-def write(
-    path: Path, results: list[dict[str, Any]], *, facts: dict[str, Any], is_compiled: bool
-) -> None:
-    document = {
-        "machine": machine(),
-        "versions": package_versions(),
-        "model": MODEL,
-        "dtype": "bfloat16",
-        "is_compiled": is_compiled,
-        "block_tokens": 32,
-        "results": results,
-    } | facts
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

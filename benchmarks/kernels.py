@@ -12,7 +12,6 @@ stored, in microseconds. All run on one processor, or on `--threads` of them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -27,10 +26,10 @@ import kernel_rivals as rivals
 import numpy as np
 import torch
 from kernel_pools import BF16, GEOMETRIES, Bench, Geometry, aligned
+from stored import store
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import AttendSegment
-from blockcompact_jax.provenance import machine, package_versions
 from blockcompact_jax.scores import BlockReduction
 
 OURS = "blockcompact"
@@ -288,13 +287,13 @@ def run_geometry(geometry: Geometry, arguments: argparse.Namespace) -> list[dict
     return rows
 
 
-def machine_and_caches() -> dict[str, Any]:
+def simd_and_caches() -> dict[str, Any]:
     caches = {
         f"l{level}_cache_bytes": os.sysconf(f"SC_LEVEL{level}_{kind}CACHE_SIZE")
         for level, kind in ((1, "D"), (2, ""), (3, ""))
         if f"SC_LEVEL{level}_{kind}CACHE_SIZE" in os.sysconf_names
     }
-    return {**machine(), "simd": kernels.build_info()["simd_chosen"], **caches}
+    return {"simd": kernels.build_info()["simd_chosen"], **caches}
 
 
 def main() -> None:
@@ -320,14 +319,7 @@ def main() -> None:
             print(geometry.name, file=sys.stderr, flush=True)
             rows += run_geometry(geometry, arguments)
     settings = {k: v for k, v in vars(arguments).items() if k != "json"}
-    document = {
-        "machine": machine_and_caches(),
-        "versions": package_versions(),
-        "settings": settings,
-        "results": rows,
-    }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    store(arguments.json, rows, machine_facts=simd_and_caches(), settings=settings)
     for row in rows:
         base = next(key for key in row if key in ("ratio_to_memcpy", "ratio_to_read"))
         print(

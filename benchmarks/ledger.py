@@ -11,7 +11,6 @@ core.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -21,11 +20,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from stored import store
 
 from blockcompact_jax.kernels import NativeCell
 from blockcompact_jax.ledger import apply_event, apply_events, empty_state
 from blockcompact_jax.ledger.state import LedgerShape, event_of_rows
-from blockcompact_jax.provenance import machine, package_versions
 from blockcompact_jax.simulation.check import Trace, record
 from blockcompact_jax.simulation.world import WorldOptions
 
@@ -102,12 +101,7 @@ def main() -> None:
             f"(from {min(row['samples']):,.0f} to {max(row['samples']):,.0f})"
         )
     if arguments.json:
-        about = {
-            "machine": machine() | {"cores_used": 1},
-            "versions": package_versions(),
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(about, indent=1) + "\n")
+        store(arguments.json, rows, machine_facts={"cores_used": 1})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Overhead of one message to the verifier, on loopback and without model time."""
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
+
+from stored import store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -23,11 +24,14 @@ def main():
         client = RemoteClient(server.url, token=TOKEN)
         samples = measure(client, options.messages)
         client.close()
+    rows = []
     for name, microseconds in samples.items():
         cuts = statistics.quantiles(microseconds, n=100)
         print(f"{name}: p50 {cuts[49]:.0f} us, p99 {cuts[98]:.0f} us of {len(microseconds)}")
+        row = {"message": name, "p50_us": cuts[49], "p99_us": cuts[98], "samples_us": microseconds}
+        rows.append(row)
     if options.json:
-        options.json.write_text(json.dumps({"unit": "us", "samples": samples}) + "\n")
+        store(options.json, rows)
 
 
 def measure(client, num_messages):
