@@ -117,11 +117,13 @@ class FullKV:
             value: as `key`.
 
         Raises:
-            ValueError: if the context does not fit or the row is not empty.
+            ValueError: if the context does not fit, is of another dtype or shape than the store, or
+                the row is not empty.
         """
         num_tokens, block_tokens = key.shape[1], self.shape.block_tokens
         if self._num_packed_by_row[row]:
             raise ValueError(f"`row` {row} holds tokens already; prefill a new store")
+        self.shape.check_kv(key, value)
         self._check_capacity(0, num_tokens)
         num_blocks = num_tokens // block_tokens
         if num_blocks:
@@ -135,8 +137,10 @@ class FullKV:
         """Writes [num_kv_heads, num_new, head_dim] keys and values past the packed blocks.
 
         Raises:
-            ValueError: if they do not fit, or would overwrite a packed block.
+            ValueError: if they do not fit, are of another dtype or shape than the store, or would
+                overwrite a packed block.
         """
+        self.shape.check_kv(key, value)
         end = token_position + key.shape[1]
         self._check_capacity(token_position, end)
         block_tokens = self.shape.block_tokens
@@ -162,7 +166,7 @@ class FullKV:
             value: as `key`.
 
         Raises:
-            ValueError: if they do not fit.
+            ValueError: if they do not fit, or are of another dtype or shape than the store.
         """
         block_tokens = self.shape.block_tokens
         self._check_capacity(token_position, token_position + key.shape[1])

@@ -37,6 +37,26 @@ class KVShape:
         """Bytes of one block of one layer, keys and values."""
         return 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
 
+    def check_kv(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Refuses keys and values that a store would cast.
+
+        Args:
+            key: new keys, [num_kv_heads, num_new, head_dim].
+            value: as `key`.
+
+        Raises:
+            ValueError: for another element type, another number of heads or another head size.
+        """
+        for name, tensor in (("key", key), ("value", value)):
+            heads, _, dim = tensor.shape
+            if (heads, dim, tensor.dtype) != (self.num_kv_heads, self.head_dim, self.dtype):
+                raise ValueError(
+                    f"`{name}` is {tensor.dtype} {list(tensor.shape)}; expected {self.dtype} "
+                    f"[{self.num_kv_heads}, num_new, {self.head_dim}], as the cache was made for. "
+                    "Nothing is cast: load the model in the dtype it is to run in, and leave "
+                    "autocast off."
+                )
+
     def register_plain(
         self, tensor: torch.Tensor, num_blocks: int, *, is_writable: bool = True
     ) -> RegisteredPool:

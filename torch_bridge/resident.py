@@ -108,7 +108,12 @@ class ResidentKV:
         return num_entries
 
     def write(self, row: int, token_position: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Writes draft keys and values [num_kv_heads, num_new, head_dim] into one row's tail."""
+        """Writes draft keys and values [num_kv_heads, num_new, head_dim] into one row's tail.
+
+        Raises:
+            ValueError: if they lie outside of the tail, or are of another dtype or shape.
+        """
+        self.shape.check_kv(key, value)
         for tail_block, offset, begin, end in self._tail_pieces(token_position, key.shape[1]):
             token = int(self._tail[row, tail_block]) * self.shape.block_tokens + offset
             self.tensor[row, 0, :, token : token + end - begin] = key[:, begin:end]

@@ -62,3 +62,11 @@ def test_stock_caches_are_stock_under_the_borrowed_name(family):
     finally:
         return_attention(family)
     assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+def test_autocast_is_refused_where_a_cache_would_have_to_cast(family):
+    """Its keys or values come in another dtype than the model's, and so would queries."""
+    cast = torch.autocast("cpu", dtype=torch.bfloat16)
+    refused = pytest.raises(ValueError, match="Nothing is cast")
+    with AttendCache(family, budget="50%") as cache, cast, refused:
+        generate(family, prompts([190]), cache)

@@ -91,3 +91,31 @@ def test_writes_that_do_not_fit_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="capacity of 8 tokens"):
         longer.prefill(0, kv[0, 0], kv[0, 1])
     longer.close()
+
+
+@pytest.mark.parametrize("change", ["key", "value", "heads", "dim"])
+def test_what_would_be_cast_or_spread_is_refused_before_anything_is_written(change):
+    """UPL-6: another element type, or a shape that broadcasting would make fit."""
+    full = _make()
+    try:
+        key, value = _random(6, seed=3)[0]
+        _write(full, _random(6, seed=2))
+        before = [full.packed.clone(), full.newest.clone()]
+        wrong = {
+            "key": (key.float(), value),
+            "value": (key, value.half()),
+            "heads": (key[:1], value[:1]),
+            "dim": (key[..., :1], value[..., :1]),
+        }[change]
+        for write in (full.write, full.append):
+            with pytest.raises(ValueError, match=r"expected torch.bfloat16 \[2, num_new, 8\]"):
+                write(1, 6, *wrong)
+        assert [full.packed.tolist(), full.newest.tolist()] == [each.tolist() for each in before]
+        empty = _make()
+        with pytest.raises(ValueError, match="Nothing is cast"):
+            empty.prefill(0, *wrong)
+        assert not empty.packed.any()
+        assert not empty.newest.any()
+        empty.close()
+    finally:
+        full.close()

@@ -87,3 +87,12 @@ def test_bad_tables_are_refused(resident):
         resident.set_tables(*_tables([[], []], [[3], [2]]), tail_start_token_position=6)
     with pytest.raises(ValueError, match="expected 2 of each"):
         resident.set_tables(*_tables([[]], [[3]]), tail_start_token_position=8)
+
+
+def test_keys_of_another_dtype_are_refused_and_nothing_is_written(resident):
+    resident.set_tables(*_tables([[0], [1]], [[8, 3], [2, 4]]), tail_start_token_position=4)
+    before = resident.tensor.clone()
+    key = torch.ones(2, 3, 8)
+    with pytest.raises(ValueError, match=r"`key` is torch\.float32"):
+        resident.write(0, 4, key, key.bfloat16())
+    assert torch.equal(resident.tensor, before)
