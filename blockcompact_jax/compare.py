@@ -280,23 +280,6 @@ def compare_selections(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Three results side by side. None of them is drawn from another; None means not compared.
-
-    Attributes:
-        transport: source-only reload against copy and reload, for one selection.
-        retention: table remap against byte move, for one keep list.
-        numeric: teacher-forced logits.
-        policy: what two policies chose.
-    """
-
-    transport: BytesComparison | None = None
-    retention: BytesComparison | None = None
-    numeric: NumericComparison | None = None
-    policy: PolicyDifference | None = None
-
-
 def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).view(np.uint8)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from blockcompact_jax.compare import (
     TOLERANCES,
-    Comparison,
     Tolerance,
     comparable_positions,
     compare_kv,
@@ -117,12 +116,14 @@ def test_nothing_comparable_is_not_a_success():
         assert math.isnan(getattr(got, name))
 
 
-def test_results_of_three_kinds_stand_apart():
-    """CMP-4, SEL-8: a policy difference is neither a byte failure nor a numeric violation."""
-    policy = compare_selections([np.array([0, 3, 5])], [np.array([0, 4, 6, 5])])
-    assert (policy.num_common, policy.num_only_first, policy.num_only_second) == ((2,), (1,), (2,))
-    both = Comparison(policy=policy)
-    assert both.transport is both.retention is both.numeric is None
+def test_what_two_policies_choose_differently_is_counted_and_no_fault():
+    """SEL-8: blocks of both, and of one alone, for each row; a difference is never refused."""
+    first = [np.array([0, 3, 5]), np.array([], np.int32)]
+    second = [np.array([0, 4, 6, 5]), np.array([2])]
+    policy = compare_selections(first, second)
+    assert policy.num_common == (2, 0)
+    assert policy.num_only_first == (1, 0)
+    assert policy.num_only_second == (2, 1)
 
 
 def test_bad_input_is_refused_by_name():

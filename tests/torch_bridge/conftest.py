@@ -87,5 +87,14 @@ def model(request):
 
 
 @pytest.fixture
+def session(model):
+    from sessions import make_session
+
+    made = make_session(model)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def token_ids():
     return torch.randint(0, 97, (260,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -17,13 +17,6 @@ from torch_bridge.huggingface.policies import score_source
 from torch_bridge.tables import TablesBusyError
 
 
-@pytest.fixture
-def session(model):
-    made = make_session(model)
-    yield made
-    made.close()
-
-
 def _stock_logits(model, token_ids, num_context):
     """Logits of a stock prefill and of every later token, one step at a time."""
     model.set_attn_implementation("sdpa")

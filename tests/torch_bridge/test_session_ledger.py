@@ -4,19 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from sessions import make_session
 
 from blockcompact_jax.ledger import Disposition, OperationStage
 from blockcompact_jax.ledger.invariants import find_violations
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.tables import TablesBusyError
-
-
-@pytest.fixture
-def session(model):
-    made = make_session(model)
-    yield made
-    made.close()
 
 
 def any_violation(ledger):
