@@ -34,7 +34,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	git ls-files '*.h' '*.cc' '*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.h' '*.cc' '*.cu' '*.inc' | xargs $(BIN)/clang-format --dry-run --Werror
 
 clean:
 	rm -rf $(VENV) build
