@@ -224,7 +224,8 @@ def compare_logits(
         if faulty.size:
             position = int(np.flatnonzero(is_comparable)[faulty[0]])
             raise CompactionError(
-                f"`{name}` has a logit that is not finite at position {position}."
+                f"`{name}` has a logit that is not finite at position {position}; expected finite "
+                "ones. Look for NaN in the weights or the KV of that side."
             )
     error = np.abs(left - right)
     left_log, right_log = _log_softmax(left), _log_softmax(right)

@@ -31,14 +31,19 @@ def read_object(path: Path, *, argument: str) -> dict[str, Any]:
         document: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CompactionError(
-            f"`{argument}` is {str(path)!r}, which cannot be read ({error.strerror})."
+            f"`{argument}` is {str(path)!r}, which cannot be read ({error.strerror}); give a file "
+            "that is there and yours to read."
         ) from error
     except ValueError as error:
         raise CompactionError(
-            f"`{argument}` is {str(path)!r}, which is no JSON ({error})."
+            f"`{argument}` is {str(path)!r}, which is no JSON ({error}); give the file as a "
+            "command wrote it."
         ) from error
     if not isinstance(document, dict):
-        raise CompactionError(f"`{argument}` is {str(path)!r}, which holds no JSON object.")
+        raise CompactionError(
+            f"`{argument}` is {str(path)!r}, which holds no JSON object; give the file as a "
+            "command wrote it."
+        )
     return cast(dict[str, Any], document)
 
 

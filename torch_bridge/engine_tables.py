@@ -191,4 +191,7 @@ def _check_out(out: VllmTables, num_requests: int, num_columns: int) -> None:
             f"least {num_requests} x {num_columns} and as many lengths as rows"
         )
     if out.block_table.dtype != np.int32 or out.seq_lens.dtype != np.int32:
-        raise ValueError("`out` must be int32 arrays")
+        raise ValueError(
+            f"`out` has {out.block_table.dtype} blocks and {out.seq_lens.dtype} lengths; expected "
+            "int32 for both, as engines read them"
+        )

@@ -101,7 +101,10 @@ class SharedSegment:
         try:
             self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise SegmentError(f"Shared memory cannot be created: {error.strerror}.") from error
+            raise SegmentError(
+                f"Shared memory cannot be created: {error.strerror}. Close what holds memory or "
+                "files open, and try again."
+            ) from error
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         os.fchmod(self._fd, 0o600)
 
@@ -195,7 +198,10 @@ class OpenedSegment:
                 "the same version on both sides."
             )
         if place.offset_bytes < 0 or place.offset_bytes + size_bytes > self._handle.size_bytes:
-            raise SegmentError(f"The server's region `{name}` lies outside of its segment.")
+            raise SegmentError(
+                f"The server's region `{name}` lies outside of its segment. Install the same "
+                "version on both sides."
+            )
         access = mmap.PROT_READ | (mmap.PROT_WRITE if self.is_writable else 0)
         mapped = mmap.mmap(self._fd, size_bytes, prot=access, offset=place.offset_bytes)
         return memoryview(mapped)

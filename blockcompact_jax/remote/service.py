@@ -339,7 +339,8 @@ class VerifierService:
                 raise RemoteRefusedError(
                     Refusal.CONFLICT,
                     f"`operation_id` {operation_id} is not newer than "
-                    f"{request.newest_operation_id}, and its result is not remembered.",
+                    f"{request.newest_operation_id}, and its result is not remembered; use a "
+                    "larger one.",
                 )
             stored = digest, asyncio.ensure_future(self._serially(request, operation_id, work))
             request.operations[operation_id] = stored
@@ -370,7 +371,7 @@ class VerifierService:
                 Refusal.UNKNOWN,
                 f"`request_id` {message.request_id!r} of epoch {message.request_epoch} is not "
                 "open: it was never prefilled, has finished, or was silent for more than "
-                f"{self.limits.lease_seconds:g} s.",
+                f"{self.limits.lease_seconds:g} s. Prefill it with a larger epoch.",
             )
         request.last_heard = time.monotonic()
         return request

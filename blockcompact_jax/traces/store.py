@@ -96,7 +96,8 @@ def read_trace(path: Path) -> AttentionTrace:
             }
     except OSError as error:
         raise CompactionError(
-            f"`trace` is {str(path)!r}, which cannot be read ({error.strerror or error})."
+            f"`trace` is {str(path)!r}, which cannot be read ({error.strerror or error}); give a "
+            "file of `blockcompact record`."
         ) from error
     except _DAMAGED as error:
         raise CompactionError(

@@ -129,7 +129,10 @@ def check_trace(trace: AttentionTrace) -> None:
             "some after it, which are measured."
         )
     if not (np.isfinite(trace.scales) & (trace.scales > 0)).all():
-        raise CompactionError("`scales` of the trace holds a scale that is not positive.")
+        raise CompactionError(
+            "`scales` of the trace holds a scale that is not positive; expected the softmax scale "
+            "of each layer."
+        )
     _check_finite("queries", trace.queries, trace, trace.query_positions)
     _check_finite("keys", trace.keys, trace, np.arange(num_tokens))
 
