@@ -33,6 +33,7 @@ pybind11_add_module(
   _cuda
   MODULE
   custom_calls/cuda/device_check.cc
+  custom_calls/cuda/device_runtime.cc
   custom_calls/cuda/launch.cu
   ffi/buffers.cc
   ffi/cuda_handlers.cc

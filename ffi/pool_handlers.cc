@@ -76,7 +76,7 @@ ffi::Error Gather(ffi::ThreadPool threads, Ord ord, Int32Rows layer, Int32Rows p
   const PoolRef ref{pool, ReadOrd(ord)};
   const Rows rows{num_rows, layer.typed_data(), physical_block.typed_data(), nullptr, nullptr};
   Status done{blockcompact::StatusCode::kUnknownPool, -1};
-  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindPool(pool);
+  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindAnyPool(pool);
   if (found != nullptr && found->plain() == nullptr) {
     done.code = blockcompact::StatusCode::kWrongPoolKind;
   } else if (found != nullptr) {

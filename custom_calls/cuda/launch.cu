@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "blockcompact/grid_dispatch.h"
+#include "blockcompact/grid_serial.h"
 #include "launch.h"
 
 namespace blockcompact::cuda {
@@ -57,9 +58,7 @@ struct Launcher {
 
   template <typename Body>
   cudaError_t operator()(const Body& body, int64_t num_rows, int64_t num_lanes) const {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      for (int64_t lane = 0; lane < num_lanes; ++lane) body(row, static_cast<uint32_t>(lane));
-    }
+    SerialGrid{}(body, num_rows, num_lanes);
     return cudaSuccess;
   }
 };

@@ -27,6 +27,7 @@ cudaError_t UnpackRows(PackedLayout layout, const GridPacked& from, const GridPl
 cudaError_t PackRows(PackedLayout layout, const GridPlain& from, const GridPacked& to,
                      const BlockShape& shape, const GridRows& grid, cudaStream_t stream);
 
+// Plain blocks to plain blocks; see GatherBody.
 cudaError_t GatherRows(const GridPlain& from, const GridPlain& to, const BlockShape& shape,
                        const GridRows& grid, cudaStream_t stream);
 
