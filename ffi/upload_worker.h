@@ -22,8 +22,8 @@ class UploadEvent {
   bool IsDone() const;
   // False where the time is over first; no time: waits until done.
   bool Wait(std::optional<std::chrono::nanoseconds> timeout) const;
-  // What the owner of a pool on a device enqueues from now on comes after the upload; does not wait.
-  // On the host it waits, and false says that the upload failed.
+  // What the owner of a pool on a device enqueues from now on comes after the upload; does not
+  // wait. On the host it waits, and false says that the upload failed.
   bool WaitInStream() const;
   // What went wrong; "" where nothing did or the upload is not done.
   std::string error() const;

@@ -52,6 +52,15 @@ def check_plain(name: str, pool: RegisteredPool) -> None:
         )
 
 
+def check_on_host(name: str, pool: RegisteredPool) -> None:
+    """Checks that a pool is the host's."""
+    if pool.device is not None:
+        raise ValueError(
+            f"`{name}` is on cuda:{pool.device}; this call reads pools of the host. Gather the "
+            "blocks, or use a kernel of the pool's owner"
+        )
+
+
 def check_packed_layout(layout: Layout) -> None:
     """Checks that a layout is a packed one."""
     if not layout.is_packed:

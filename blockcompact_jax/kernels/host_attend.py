@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcompact_jax.kernels._checks import describe
+from blockcompact_jax.kernels._checks import check_on_host, describe
 from blockcompact_jax.kernels.attend_types import (
     AttendSegment,
     HostAttendOutputs,
@@ -130,9 +130,11 @@ def host_pool_attend_at(
         Code and faulty entry, as in a status; a refused call has written nothing.
 
     Raises:
-        ValueError: For a block table that is not dense int32 numpy, and for threads as
-            `host_pool_attend`.
+        ValueError: For a block table that is not dense int32 numpy, for pools of a device, and for
+            threads as `host_pool_attend`.
     """
+    for segment in segments:
+        check_on_host("segment.pool", segment.pool)
     shape = segments[0].pool.shape
     return load_native().pool_attend(
         tuple(

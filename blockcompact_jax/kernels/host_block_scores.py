@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from blockcompact_jax.kernels._checks import check_on_host
 from blockcompact_jax.kernels.attend_types import AttendSegment
 from blockcompact_jax.kernels.block_scores import (
     PoolScoreResult,
@@ -101,6 +102,7 @@ def host_pool_score_sequences_at(
         ValueError: For rows that would overlap and for tables that are not dense int32 numpy;
             for OpenMP threads where `has_open_mp_threads()` is False.
     """
+    check_on_host("pool", pool)
     most = max((sequence.block_table.size for sequence in sequences), default=0)
     if row_stride < most:
         raise ValueError(f"`row_stride` is {row_stride}; expected {most} or more, as tables have")

@@ -82,8 +82,9 @@ void CheckDevice(const PoolMemory& memory) {
   if (device == kHostDevice) return;
   DeviceRuntime* runtime = GetDeviceRuntime();
   if (runtime == nullptr) {
-    Refuse("`device` is " + std::to_string(device) +
-           " but the CUDA component is not there; install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON");
+    Refuse(
+        "`device` is " + std::to_string(device) +
+        " but the CUDA component is not there; install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON");
   }
   for (const std::byte* allocation : memory.allocations) {
     const int32_t found = runtime->PlaceOf(allocation).device;

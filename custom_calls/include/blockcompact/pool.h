@@ -67,8 +67,8 @@ bool RemovePool(int64_t pool_id);
 // where the device refuses. False where the ID is unknown.
 bool PinPool(int64_t pool_id);
 
-// Null where the ID is unknown, or the pool's memory is a device's: only calls that ask for any pool
-// know what to do with that.
+// Null where the ID is unknown, or the pool's memory is a device's: only calls that ask for any
+// pool know what to do with that.
 std::shared_ptr<Pool> FindPool(int64_t pool_id);
 std::shared_ptr<Pool> FindAnyPool(int64_t pool_id);
 
