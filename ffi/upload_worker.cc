@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "blockcompact/device_calls.h"
+
 #include "per_process.h"
 
 namespace blockcompact_ffi {

@@ -131,8 +131,8 @@ class KVShape:
         """Refuses what the registry could not see; device and stream of the tensor."""
         if tensor.element_size() != self.dtype.itemsize:
             raise ValueError(
-                f"`{name}` is {tensor.dtype} of {tensor.element_size()} bytes; expected elements of "
-                f"{self.dtype.itemsize} as {self.dtype} has"
+                f"`{name}` is {tensor.dtype} of {tensor.element_size()} bytes; expected "
+                f"{self.dtype.itemsize} bytes an element, as {self.dtype} has"
             )
         if tensor.stride(-1) != 1:
             raise ValueError(

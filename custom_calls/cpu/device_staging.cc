@@ -6,10 +6,10 @@
 
 namespace blockcompact {
 
-StagingSlot* DeviceStaging::Take(int64_t num_bytes) {
+StagingSlot* DeviceStaging::Take(int64_t pinned_bytes, int64_t device_bytes) {
   std::unique_lock<std::mutex> lock(mutex_);
   StagingSlot* slot = FindIdle(lock);
-  if (slot->capacity_bytes < num_bytes) Grow(slot, num_bytes);
+  Grow(slot, pinned_bytes, device_bytes);
   slot->is_taken = true;
   return slot;
 }
@@ -39,17 +39,24 @@ StagingSlot* DeviceStaging::FindIdle(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void DeviceStaging::Grow(StagingSlot* slot, int64_t num_bytes) {
+void DeviceStaging::Grow(StagingSlot* slot, int64_t pinned_bytes, int64_t device_bytes) {
   constexpr int64_t kLeastBytes = 64 << 10;
-  const int64_t capacity = std::max({num_bytes, 2 * slot->capacity_bytes, kLeastBytes});
-  if (slot->pinned != nullptr) runtime_.FreePinned(std::exchange(slot->pinned, nullptr));
-  if (slot->on_device != nullptr) {
-    runtime_.Free(device_, std::exchange(slot->on_device, nullptr));
+  if (slot->pinned_bytes < pinned_bytes) {
+    const int64_t grown = std::max({pinned_bytes, 2 * slot->pinned_bytes, kLeastBytes});
+    if (slot->pinned != nullptr) runtime_.FreePinned(std::exchange(slot->pinned, nullptr));
+    slot->pinned_bytes = 0;
+    slot->pinned = runtime_.AllocatePinned(grown);
+    slot->pinned_bytes = grown;
   }
-  slot->capacity_bytes = 0;
-  slot->pinned = runtime_.AllocatePinned(capacity);
-  slot->on_device = runtime_.Allocate(device_, capacity);
-  slot->capacity_bytes = capacity;
+  if (slot->device_bytes < device_bytes) {
+    if (slot->on_device != nullptr) {
+      runtime_.Free(device_, std::exchange(slot->on_device, nullptr));
+    }
+    slot->device_bytes = 0;
+    const int64_t grown = std::max(device_bytes, kLeastBytes);
+    slot->on_device = runtime_.Allocate(device_, grown);
+    slot->device_bytes = grown;
+  }
 }
 
 void DeviceStaging::Return(StagingSlot* slot, std::shared_ptr<const DeviceEvent> use) {

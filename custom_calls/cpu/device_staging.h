@@ -10,11 +10,13 @@
 
 namespace blockcompact {
 
-// A pinned buffer and its twin on the device. The device may read both until `last_use` is done.
+// A pinned buffer, and memory of the device for its copy and for scratch of the call. The device
+// may use both until `last_use` is done.
 struct StagingSlot {
   std::byte* pinned = nullptr;
   std::byte* on_device = nullptr;
-  int64_t capacity_bytes = 0;
+  int64_t pinned_bytes = 0;
+  int64_t device_bytes = 0;
   bool is_taken = false;                        // being filled
   std::shared_ptr<const DeviceEvent> last_use;  // null: never used
 };
@@ -29,7 +31,7 @@ class DeviceStaging {
 
   // A slot whose last use is done (UPL-4). Waits for the one used longest ago where `max_slots` are
   // in use.
-  StagingSlot* Take(int64_t num_bytes);
+  StagingSlot* Take(int64_t pinned_bytes, int64_t device_bytes);
   // The slot may be taken again once `use` is done.
   void Return(StagingSlot* slot, std::shared_ptr<const DeviceEvent> use);
   // For a slot of which nobody knows when its use is done: it is never taken again, nor freed.
@@ -38,7 +40,7 @@ class DeviceStaging {
  private:
   StagingSlot* FindIdle(std::unique_lock<std::mutex>& lock);
   std::vector<std::unique_ptr<StagingSlot>>::iterator Find(const StagingSlot* slot);
-  void Grow(StagingSlot* slot, int64_t num_bytes);
+  void Grow(StagingSlot* slot, int64_t pinned_bytes, int64_t device_bytes);
 
   DeviceRuntime& runtime_;
   const int32_t device_;

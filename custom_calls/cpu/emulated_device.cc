@@ -185,4 +185,13 @@ void EmulatedDevice::CopyBlocks(const GridPlain& from, const GridPlain& to, cons
   Enqueue(stream, [=] { LaunchGather(from, to, shape, rows, SerialGrid{}); });
 }
 
+void EmulatedDevice::Score(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+                           const GridScores& to, const DeviceStream& stream) {
+  Enqueue(stream, [=] { LaunchScores(order, keys, queries, to, SerialGrid{}); });
+}
+
+void EmulatedDevice::Attend(GridOrder order, const GridAttend& call, const DeviceStream& stream) {
+  Enqueue(stream, [=] { LaunchAttend(order, call, SerialGrid{}); });
+}
+
 }  // namespace blockcompact

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "blockcompact/device.h"
+
 namespace blockcompact {
 namespace {
 

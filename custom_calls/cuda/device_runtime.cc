@@ -126,6 +126,15 @@ class CudaRuntime : public DeviceRuntime {
     const OnDevice on_device(stream.device);
     Check(GatherRows(from, to, shape, rows, Of(stream)), "copy of blocks");
   }
+  void Score(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+             const GridScores& to, const DeviceStream& stream) override {
+    const OnDevice on_device(stream.device);
+    Check(ScoreBlocks(order, keys, queries, to, Of(stream)), "scores");
+  }
+  void Attend(GridOrder order, const GridAttend& call, const DeviceStream& stream) override {
+    const OnDevice on_device(stream.device);
+    Check(AttendBlocks(order, call, Of(stream)), "attention");
+  }
 };
 
 }  // namespace

@@ -103,4 +103,18 @@ cudaError_t MoveBlocks(const GridMove& move, cudaStream_t stream) {
   return LaunchMove(move, Launcher{stream});
 }
 
+cudaError_t CheckKeys(const GridKeys& keys, int32_t* status, cudaStream_t stream) {
+  const cudaError_t error = cudaMemsetAsync(keys.fault, 0xff, sizeof(GridFault), stream);
+  return error == cudaSuccess ? LaunchKeyChecks(keys, status, Launcher{stream}) : error;
+}
+
+cudaError_t ScoreBlocks(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+                        const GridScores& to, cudaStream_t stream) {
+  return LaunchScores(order, keys, queries, to, Launcher{stream});
+}
+
+cudaError_t AttendBlocks(GridOrder order, const GridAttend& call, cudaStream_t stream) {
+  return LaunchAttend(order, call, Launcher{stream});
+}
+
 }  // namespace blockcompact::cuda

@@ -179,19 +179,20 @@ void TestStaging() {
   EmulatedDevice& device = Device();
   const DeviceStream stream = device.MakeStream(0);
   DeviceStaging staging(device, 0, 2);
-  StagingSlot* first = staging.Take(100);
-  StagingSlot* second = staging.Take(1 << 20);
-  CHECK(first != second && second->capacity_bytes >= 1 << 20, "slots");
+  StagingSlot* first = staging.Take(100, 100);
+  StagingSlot* second = staging.Take(100, 1 << 20);
+  CHECK(first != second && second->device_bytes >= 1 << 20 && second->pinned_bytes < 1 << 20,
+        "slots");
   bool has_run[2] = {false, false};
   for (int i = 0; i < 2; ++i) {
     device.Enqueue(stream, [&has_run, i] { has_run[i] = true; });
     staging.Return(i == 0 ? first : second, std::make_shared<const DeviceEvent>(device, stream));
   }
   CHECK(!has_run[0], "ran though nobody waited");
-  CHECK(staging.Take(1) == first && has_run[0] && !has_run[1], "the one used longest ago");
-  CHECK(staging.Take(1) == second && has_run[1], "the other");
+  CHECK(staging.Take(1, 1) == first && has_run[0] && !has_run[1], "the one used longest ago");
+  CHECK(staging.Take(1, 1) == second && has_run[1], "the other");
   staging.Abandon(first);
-  CHECK(staging.Take(1) != second, "a slot that is being filled was given out");
+  CHECK(staging.Take(1, 1) != second, "a slot that is being filled was given out");
 }
 
 void TestOpenBlocksAndFailure() {

@@ -6,24 +6,19 @@
 #include <cstdint>
 #include <memory>
 
+#include "blockcompact/device_stream.h"
+#include "blockcompact/grid_attend.h"
 #include "blockcompact/grid_moves.h"
 #include "blockcompact/grid_rows.h"
+#include "blockcompact/grid_scores.h"
 #include "blockcompact/layout.h"
 
 namespace blockcompact {
-
-inline constexpr int32_t kHostDevice = -1;
 
 // Whose memory an address is of, and where devices see it.
 struct MemoryPlace {
   int32_t device = kHostDevice;
   std::byte* device_address = nullptr;  // null: pageable host memory, which no device reads
-};
-
-// A stream of one device; `handle` null is its default stream.
-struct DeviceStream {
-  int32_t device = 0;
-  void* handle = nullptr;
 };
 
 // All throw std::runtime_error with a sentence where the device refuses. Copies and launches are
@@ -60,6 +55,9 @@ class DeviceRuntime {
                     const BlockShape& shape, const GridRows& rows, const DeviceStream& stream) = 0;
   virtual void CopyBlocks(const GridPlain& from, const GridPlain& to, const BlockShape& shape,
                           const GridRows& rows, const DeviceStream& stream) = 0;
+  virtual void Score(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+                     const GridScores& to, const DeviceStream& stream) = 0;
+  virtual void Attend(GridOrder order, const GridAttend& call, const DeviceStream& stream) = 0;
 };
 
 // The runtime of this process; null where the CUDA component is not there. It is never destroyed.

@@ -53,6 +53,9 @@ class EmulatedDevice : public DeviceRuntime {
             const BlockShape& shape, const GridRows& rows, const DeviceStream& stream) override;
   void CopyBlocks(const GridPlain& from, const GridPlain& to, const BlockShape& shape,
                   const GridRows& rows, const DeviceStream& stream) override;
+  void Score(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+             const GridScores& to, const DeviceStream& stream) override;
+  void Attend(GridOrder order, const GridAttend& call, const DeviceStream& stream) override;
 
  private:
   struct Point {  // in a stream

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "blockcompact/block_scores.h"
 #include "blockcompact/grid_memory.h"
@@ -30,16 +31,29 @@ struct GridKeys {
   const int32_t* layer = nullptr;
   const int32_t* block_table = nullptr;
   const int32_t* num_keys = nullptr;
-  GridFault* fault = nullptr;
+  GridFault* fault = nullptr;  // null: checked before
 
-  BLOCKCOMPACT_HOST_DEVICE bool is_refused() const { return *fault != kNoGridFault; }
+  BLOCKCOMPACT_HOST_DEVICE bool is_refused() const {
+    return fault != nullptr && *fault != kNoGridFault;
+  }
   BLOCKCOMPACT_HOST_DEVICE int64_t num_tokens() const { return num_entries * shape.block_tokens; }
 };
 
-// Queries, dense [num_query_heads, num_queries, head_dim]. Query head h uses KV head
-// h / (query heads / KV heads).
+// [num_query_heads, num_queries, contiguous last axis].
+template <typename Byte>
+struct GridRowsAt {
+  Byte* base = nullptr;  // null: not wanted
+  int64_t head_stride_bytes = 0;
+  int64_t query_stride_bytes = 0;
+
+  BLOCKCOMPACT_HOST_DEVICE Byte* row(int64_t head, int64_t query) const {
+    return base + head * head_stride_bytes + query * query_stride_bytes;
+  }
+};
+
+// Query head h uses KV head h / (query heads / KV heads).
 struct GridQueries {
-  const std::byte* base = nullptr;
+  GridRowsAt<const std::byte> rows;
   int64_t num_query_heads = 0;
   int64_t num_queries = 0;
   float scale = 1.0F;
@@ -134,7 +148,7 @@ auto LaunchKeyChecks(const GridKeys& keys, int32_t* status, const Launch& launch
   return launch(WriteKeyStatusBody{keys.fault, status}, int64_t{1}, int64_t{1});
 }
 
-BLOCKCOMPACT_HOST_DEVICE inline float NoScore() { return -std::numeric_limits<float>::infinity(); }
+inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
 // All keys, or those that a query of attention sees: those up to its own, of these the newest.
 struct GridSight {
@@ -156,10 +170,11 @@ struct TokenScoreBody {
   GridKeys keys;
   GridQueries queries;
   GridSight sight;
-  float* scores;  // [rows, num_entries * block_tokens]
+  float* scores;  // [rows, num_entries * block_tokens], rows at a distance of `row_stride`
+  int64_t row_stride;
 
   BLOCKCOMPACT_HOST_DEVICE void operator()(int64_t row, uint32_t lane) const {
-    float* score = scores + row * keys.num_tokens() + lane;
+    float* score = scores + row * row_stride + lane;
     *score = keys.is_refused() ? 0.0F : ScoreOf(row, lane);
   }
 
@@ -167,13 +182,13 @@ struct TokenScoreBody {
     const int64_t head = row / queries.num_queries;
     const KeyRange seen =
         sight.Of(row - head * queries.num_queries, queries.num_queries, *keys.num_keys);
-    if (key < seen.begin || key >= seen.end) return NoScore();
+    if (key < seen.begin || key >= seen.end) return kNoScore;
     const BlockShape& shape = keys.shape;
     const int64_t kv_head = head / (queries.num_query_heads / shape.num_heads);
     const int64_t entry = key / shape.block_tokens;
     const TokenReader<kOrder, T> token(keys, *keys.layer, keys.block_table[entry], 0, kv_head,
                                        key - entry * shape.block_tokens);
-    const std::byte* query = queries.base + row * shape.token_bytes();
+    const std::byte* query = queries.rows.row(head, row - head * queries.num_queries);
     float sum = 0;
     for (int64_t dim = 0; dim < shape.head_dim; ++dim) {
       const auto element = LoadRun<T, 1>(query + dim * static_cast<int64_t>(sizeof(T)));
@@ -195,9 +210,9 @@ struct ScoreMass {
 };
 
 BLOCKCOMPACT_HOST_DEVICE inline ScoreMass MassOf(const float* scores, int64_t num_scores) {
-  ScoreMass mass{NoScore(), 0};
+  ScoreMass mass{kNoScore, 0};
   for (int64_t i = 0; i < num_scores; ++i) mass.maximum = NanMax(mass.maximum, scores[i]);
-  if (mass.maximum == NoScore()) return mass;
+  if (mass.maximum == kNoScore) return mass;
   for (int64_t i = 0; i < num_scores; ++i) mass.sum += expf(scores[i] - mass.maximum);
   return mass;
 }
@@ -207,10 +222,11 @@ struct ReduceScoresBody {
   GridKeys keys;
   BlockReduction reduction;
   const float* token_scores;  // [rows, num_entries * block_tokens]
-  float* scores;              // [rows, num_entries]
+  float* scores;              // [rows, num_entries], rows at a distance of `row_stride`
+  int64_t row_stride;
 
   BLOCKCOMPACT_HOST_DEVICE void operator()(int64_t row, uint32_t entry) const {
-    float* score = scores + row * keys.num_entries + entry;
+    float* score = scores + row * row_stride + entry;
     *score = keys.is_refused() ? 0.0F : Reduced(row, entry);
   }
 
@@ -218,11 +234,11 @@ struct ReduceScoresBody {
     const int64_t block_tokens = keys.shape.block_tokens;
     const int64_t left = *keys.num_keys - entry * block_tokens;
     const int64_t count = left < block_tokens ? left : block_tokens;
-    if (count <= 0) return NoScore();
+    if (count <= 0) return kNoScore;
     const float* values = token_scores + row * keys.num_tokens() + entry * block_tokens;
     if (reduction == BlockReduction::kLogSumExp) {
       const ScoreMass mass = MassOf(values, count);
-      return mass.maximum == NoScore() ? NoScore() : mass.maximum + logf(mass.sum);
+      return mass.maximum == kNoScore ? kNoScore : mass.maximum + logf(mass.sum);
     }
     float result = values[0];
     for (int64_t i = 1; i < count; ++i) {
@@ -251,24 +267,34 @@ auto WithKeyType(GridOrder order, int64_t element_bytes, const Function& functio
 
 template <typename Launch>
 auto LaunchTokenScores(GridOrder order, const GridKeys& keys, const GridQueries& queries,
-                       const GridSight& sight, float* scores, const Launch& launch) {
+                       const GridSight& sight, float* scores, int64_t row_stride,
+                       const Launch& launch) {
   return WithKeyType(order, keys.shape.element_bytes, [&](auto kind, auto element) {
     using Body = TokenScoreBody<decltype(kind)::value, decltype(element)>;
-    return launch(Body{keys, queries, sight, scores}, queries.num_rows(), keys.num_tokens());
+    const Body body{keys, queries, sight, scores, row_stride};
+    return launch(body, queries.num_rows(), keys.num_tokens());
   });
 }
 
-// `token_scores` is scratch for all reductions but kTokens. The keys were checked.
+// Where the scores of blocks go. `token_scores` is scratch for all reductions but kTokens.
+struct GridScores {
+  BlockReduction reduction = BlockReduction::kMax;
+  float* token_scores = nullptr;
+  float* scores = nullptr;
+  int64_t row_stride = 0;  // of `scores`
+};
+
 template <typename Launch>
 auto LaunchScores(GridOrder order, const GridKeys& keys, const GridQueries& queries,
-                  BlockReduction reduction, float* token_scores, float* scores,
-                  const Launch& launch) {
-  const bool is_by_token = reduction == BlockReduction::kTokens;
-  auto error =
-      LaunchTokenScores(order, keys, queries, {}, is_by_token ? scores : token_scores, launch);
-  if (is_by_token || error != decltype(error){}) return error;
-  return launch(ReduceScoresBody{keys, reduction, token_scores, scores}, queries.num_rows(),
-                keys.num_entries);
+                  const GridScores& to, const Launch& launch) {
+  if (to.reduction == BlockReduction::kTokens) {
+    return LaunchTokenScores(order, keys, queries, {}, to.scores, to.row_stride, launch);
+  }
+  const auto error =
+      LaunchTokenScores(order, keys, queries, {}, to.token_scores, keys.num_tokens(), launch);
+  if (error != decltype(error){}) return error;
+  const ReduceScoresBody body{keys, to.reduction, to.token_scores, to.scores, to.row_stride};
+  return launch(body, queries.num_rows(), keys.num_entries);
 }
 
 }  // namespace blockcompact

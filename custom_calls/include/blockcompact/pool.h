@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "blockcompact/device.h"
+#include "blockcompact/device_stream.h"
 #include "blockcompact/layout.h"
 #include "blockcompact/views.h"
 

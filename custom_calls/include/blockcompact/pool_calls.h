@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "blockcompact/device_calls.h"
 #include "blockcompact/open_transfers.h"
 #include "blockcompact/parallel.h"
 #include "blockcompact/pool.h"
@@ -14,6 +13,8 @@
 #include "blockcompact/views.h"
 
 namespace blockcompact {
+
+class DeviceCall;
 
 // A pool and the generation the caller believes it has. An accepted write sets the next one.
 struct PoolRef {
