@@ -138,8 +138,7 @@ struct World {
   }
 };
 
-bool IsNear(float a, float b, float tolerance) {
-  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+bool IsNear(float a, float b, float tolerance) {  // NaN is not
   return a == b || std::abs(a - b) <= tolerance * (1 + std::abs(b));
 }
 
@@ -382,16 +381,14 @@ int main() {
                         {2, 1, 2, 32, 32, 32, 32, 7}};
   const Case odd[] = {
       {4, 2, 2, 7, 20, 31, 2, 5}, {2, 3, 1, 16, 80, 47, 4, 0}, {4, 1, 1, 1, 8, 9, 3, 2}};
-  for (const Case& c : cases) {
-    for (GridOrder order : {GridOrder::kAmx, GridOrder::kVec, GridOrder::kPlain}) {
-      TestScores(c, order);
-      TestAttend(c, order);
-    }
-  }
-  for (const Case& c : odd) {
-    for (GridOrder order : {GridOrder::kVec, GridOrder::kPlain}) {
-      TestScores(c, order);
-      TestAttend(c, order);
+  const auto test = [](const Case& c, GridOrder order) {
+    TestScores(c, order);
+    TestAttend(c, order);
+  };
+  for (GridOrder order : {GridOrder::kAmx, GridOrder::kVec, GridOrder::kPlain}) {
+    for (const Case& c : cases) test(c, order);
+    for (const Case& c : odd) {
+      if (order != GridOrder::kAmx) test(c, order);
     }
   }
   TestNanScores();

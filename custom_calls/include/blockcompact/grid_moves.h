@@ -161,8 +161,8 @@ struct PackBody {
   }
 };
 
-// Plain blocks to plain blocks. Where rows name no destination it is their own number, and padding
-// and refused calls give zeros there; else both leave everything as it is.
+// Plain blocks to plain blocks. Where rows name no destination it is their own number in layer 0,
+// and padding and refused calls give zeros there; else both leave everything as it is.
 template <int kBytes>
 struct GatherBody {
   GridPlain from;
@@ -178,14 +178,15 @@ struct GatherBody {
     const uint32_t region = token_number / tokens;
     const uint32_t token = token_number - region * tokens;
     const bool is_moved = !grid.is_refused() && !grid.is_hole(row);
-    if (!is_moved && grid.rows.to_block != nullptr) return;
-    const int64_t layer = is_moved ? grid.layer_of(row) : 0;
+    const bool has_destination = grid.rows.to_block != nullptr;
+    if (!is_moved && has_destination) return;
     Run<uint8_t, kBytes> bytes = {};
     if (is_moved) {
       const std::byte* source =
-          from.token(layer, grid.from_block_of(row), region % 2, region / 2, token);
+          from.token(grid.layer_of(row), grid.from_block_of(row), region % 2, region / 2, token);
       bytes = LoadRun<uint8_t, kBytes>(source + offset);
     }
+    const int64_t layer = has_destination ? grid.layer_of(row) : 0;
     StoreRun(to.token(layer, grid.to_block_of(row), region % 2, region / 2, token) + offset, bytes);
   }
 };
