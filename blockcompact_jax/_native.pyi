@@ -82,6 +82,7 @@ class EmulatedDevice:
     def remove_memory(self, address: int) -> None: ...
     def hold(self, is_held: bool) -> None: ...
     def fail_next_wait(self, fault: str) -> None: ...
+    def run_all(self) -> None: ...
     def num_pending(self) -> int: ...
 
 class UploadEvent:
@@ -117,6 +118,7 @@ def pool_attend(
     log_sum_exp: int,
     num_threads: int | None,
     is_on_open_mp: bool,
+    is_on_device: bool,
 ) -> tuple[int, int]: ...
 def pool_score_blocks(
     pool: int,
@@ -140,6 +142,7 @@ def pool_score_sequences(
     reduction: int,
     row_stride: int,
     is_on_open_mp: bool,
+    is_on_device: bool,
 ) -> tuple[int, int]: ...
 def pool_summarize_blocks(
     pool: int,

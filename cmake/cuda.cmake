@@ -37,7 +37,8 @@ pybind11_add_module(
   custom_calls/cuda/launch.cu
   ffi/buffers.cc
   ffi/cuda_handlers.cc
-  ffi/cuda_module.cc)
+  ffi/cuda_module.cc
+  ffi/score_operands.cc)
 set_target_properties(_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static INTERPROCEDURAL_OPTIMIZATION OFF)
 target_include_directories(_cuda PRIVATE custom_calls/cuda)
 target_include_directories(_cuda SYSTEM PRIVATE "${XLA_FFI_INCLUDE_DIR}")

@@ -55,6 +55,7 @@ void DefineDevice(py::module_& module) {
           py::arg("address"))
       .def("hold", &EmulatedDevice::Hold, py::arg("is_held"))
       .def("fail_next_wait", &EmulatedDevice::FailNextWait, py::arg("fault"))
+      .def("run_all", &EmulatedDevice::RunAll, py::call_guard<py::gil_scoped_release>())
       .def("num_pending", &EmulatedDevice::num_pending);
 }
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "blockcompact/device_calls.h"
-
 #include "per_process.h"
 
 namespace blockcompact_ffi {

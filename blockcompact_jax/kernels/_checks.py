@@ -56,8 +56,17 @@ def check_on_host(name: str, pool: RegisteredPool) -> None:
     """Checks that a pool is the host's."""
     if pool.device is not None:
         raise ValueError(
-            f"`{name}` is on cuda:{pool.device}; this call reads pools of the host. Gather the "
-            "blocks, or use a kernel of the pool's owner"
+            f"`{name}` is on cuda:{pool.device}; this call reads pools of the host. Give addresses "
+            "on the device to `host_pool_attend_at` or `host_pool_score_sequences_at`"
+        )
+
+
+def check_device_call(num_threads: int | None, *, is_on_open_mp: bool) -> None:
+    """Checks that a call on a pool of a device names no threads of the host."""
+    if num_threads is not None or is_on_open_mp:
+        raise ValueError(
+            f"`num_threads` is {num_threads} and `is_on_open_mp` {is_on_open_mp}; a pool on a "
+            "device takes neither"
         )
 
 

@@ -157,9 +157,17 @@ void EmulatedDevice::FailNextWait(const std::string& fault) {
 
 int64_t EmulatedDevice::num_pending() {
   const Lock lock(mutex_);
+  return NumPending();
+}
+
+int64_t EmulatedDevice::NumPending() const {
   int64_t num_pending = 0;
   for (const auto& [handle, works] : streams_) num_pending += static_cast<int64_t>(works.size());
   return num_pending;
+}
+
+void EmulatedDevice::RunAll() {
+  RunUntil([this] { return NumPending() == 0; });
 }
 
 void EmulatedDevice::Copy(std::byte* to, const std::byte* from, int64_t num_bytes,

@@ -16,7 +16,6 @@ from blockcompact_jax.kernels import (
     KernelStatusError,
     Layout,
     RegisteredPool,
-    RowsAt,
     StagingBuffer,
     StagingInUseError,
     UploadFailedError,
@@ -31,32 +30,6 @@ from .uploads import Lease, after_upload, start
 
 SHAPE = (2, 4, 2, 1, 32, 32)  # [layers, blocks, K/V, heads, tokens, dims]
 STORE = (2, 5, 1, 64, 32)
-
-
-@pytest.fixture
-def device():
-    """The emulated device in the place of CUDA's."""
-    native = load_native()
-    emulated = native.EmulatedDevice()
-    before = native.set_device_runtime(emulated.runtime)
-    yield emulated
-    emulated.hold(False)
-    native.set_device_runtime(before)
-
-
-@pytest.fixture
-def on_device(device):
-    """Registers arrays as memory of the device."""
-    added = []
-
-    def register(memory, view, *, device_ordinal=0, **options):
-        device.add_memory(memory.ctypes.data, memory.nbytes, device_ordinal)
-        added.append(memory)
-        return register_plain(memory, view, **({"device": device_ordinal} | options))
-
-    yield register
-    for memory in added:
-        device.remove_memory(memory.ctypes.data)
 
 
 @pytest.fixture
@@ -267,26 +240,10 @@ def test_calls_that_only_the_cpu_has_refuse_the_pool_by_its_device(pair):
     segment = AttendSegment(plain, plain.current_ord(), 0, column(0), 32)
     calls = (
         lambda: kernels.host_pool_attend(queries, [segment], scale=1.0, max_blocks=1),
-        lambda: kernels.host_pool_attend_at(
-            RowsAt(0, 0, 0),
-            [segment],
-            out=RowsAt(0, 0, 0),
-            num_query_heads=1,
-            num_queries=1,
-            scale=1.0,
-        ),
         lambda: kernels.host_pool_score_blocks(
             queries, segment, block_reduction=BlockReduction.MAX
         ),
         lambda: kernels.host_pool_summarize_blocks(segment),
-        lambda: kernels.host_pool_score_sequences_at(
-            plain,
-            [],
-            num_query_heads=1,
-            num_queries=1,
-            block_reduction=BlockReduction.MAX,
-            row_stride=0,
-        ),
     )
     for each in calls:
         with pytest.raises(ValueError, match="cuda:0"):

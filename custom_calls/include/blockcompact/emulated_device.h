@@ -30,6 +30,7 @@ class EmulatedDevice : public DeviceRuntime {
   // The next wait throws this sentence; "": no fault.
   void FailNextWait(const std::string& fault);
   int64_t num_pending();  // pieces of work that have not run
+  void RunAll();
 
   MemoryPlace PlaceOf(const void* address) override;
   DeviceStream MakeStream(int32_t device) override;
@@ -73,6 +74,7 @@ class EmulatedDevice : public DeviceRuntime {
   using Streams = std::map<void*, std::deque<Work>>;  // handles grow from stream to stream
 
   void Push(const DeviceStream& stream, Work work);
+  int64_t NumPending() const;
   bool RunOne();  // false where nothing can run
   void RunUntil(const std::function<bool()>& is_reached);
   void AddSpan(const std::byte* begin, int64_t num_bytes, int32_t device);
