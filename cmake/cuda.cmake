@@ -38,6 +38,7 @@ pybind11_add_module(
   ffi/buffers.cc
   ffi/cuda_handlers.cc
   ffi/cuda_module.cc
+  ffi/device_memory.cc
   ffi/score_operands.cc)
 set_target_properties(_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static INTERPROCEDURAL_OPTIMIZATION OFF)
 target_include_directories(_cuda PRIVATE custom_calls/cuda)
