@@ -6,6 +6,7 @@ waits. What a real one does is for the `gpu` tests and `benchmarks/gpu_check.py`
 
 import weakref
 
+import jax
 import numpy as np
 import pytest
 
@@ -164,6 +165,18 @@ def test_a_failure_of_the_device_is_a_failed_upload_and_its_blocks_are_free(pair
     with pytest.raises(UploadFailedError, match="fell off the bus"):
         event.wait()
     start(pair, target=(1,)).wait()
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_failure_of_the_device_is_an_error_of_the_call(kind, pair, device):
+    plain, _, _, _ = pair
+    device.fail_next_wait("the device fell off the bus")
+    with pytest.raises((RuntimeError, jax.errors.JaxRuntimeError), match="fell off the bus"):
+        np.asarray(
+            call(kind, "pool_block_move")(
+                plain.current_ord(), 0, column(0), column(1), pool=plain
+            ).status
+        )
 
 
 @pytest.mark.parametrize("kind", CALLS)
