@@ -1,22 +1,28 @@
 """Correctness and bandwidth of the CUDA component on the device at hand, in a few minutes.
 
-    python benchmarks/gpu_check.py [--out results.json]
+    python benchmarks/gpu_check.py [--json results.json]
 
-Every kernel is compared with the CPU kernels, all bytes, before it is timed. `reload` reads packed
-rows from pinned host memory and unpacks them into the pool, one launch for all layers; it is held
-against one pinned memcpy of as many bytes, in turns, medians of all samples. Exit status: 0 where
-all is equal and fast enough, 1 where not, 3 where there is nothing to run on.
+Every kernel is compared with the CPU kernels before it is timed: all bytes, for attention and
+scores values within rounding. `reload` reads packed rows from pinned host memory and unpacks them
+into the pool, one launch for all layers; it is held against one pinned memcpy of as many bytes, in
+turns, medians of all samples. Registered pools on the device run every call that they have, and an
+upload runs beside attention. Exit status: 0 where all is equal and fast enough, 1 where not, 3
+where there is nothing to run on. The result names the device and the machine.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import gpu_pools
+
 from blockcompact_jax.kernels import Layout, NativeModuleError
 from blockcompact_jax.kernels.native import load_cuda
+from blockcompact_jax.provenance import machine, package_versions
 
 NOT_RUN = 3
 MIN_RATIO_TO_MEMCPY = 0.93
@@ -31,7 +37,7 @@ MOVED_BYTES = 128 << 20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    parser.add_argument("--json", type=Path, help="also write the JSON object to this file")
     arguments = parser.parse_args()
     try:
         cuda = load_cuda()
@@ -41,11 +47,18 @@ def main() -> int:
     if cuda.num_devices() == 0:
         print("no CUDA device: not run", file=sys.stderr)
         return NOT_RUN
-    report = {"device": cuda.device_name(), **run_all(cuda)}
+    start = time.monotonic()
+    report = {
+        "device": cuda.device_name(),
+        "machine": machine(),
+        "versions": package_versions(),
+        **run_all(cuda),
+        "seconds": time.monotonic() - start,
+    }
     text = json.dumps(report, indent=1)
     print(text)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
     return 0 if report["is_correct"] and report["is_fast_enough"] else 1
 
 
@@ -53,14 +66,32 @@ def run_all(cuda: Any) -> dict[str, Any]:
     """All cases; each names its kernel, layout and row size."""
     correctness = [case for case in small_cases() if not is_equal(cuda, case)]
     refused = cuda.check_refusal(cuda.DeviceCheck(**case_of(Layout.AMX, GEOMETRIES[0], 2, 8, 12)))
+    pools = faults_of_pools(cuda)
     timings = [timing for case in timed_cases() for timing in time_case(cuda, case)]
+    is_equal_everywhere = not correctness and not pools and all(t["is_equal"] for t in timings)
     return {
-        "is_correct": not correctness and refused and all(t["is_equal"] for t in timings),
+        "is_correct": is_equal_everywhere and refused,
         "is_fast_enough": all(t["is_fast_enough"] for t in timings),
         "unequal_cases": correctness,
+        "unequal_pools": pools,
         "is_duplicate_refused": refused,
         "timings": timings,
+        "pools": gpu_pools.timings(cuda),
     }
+
+
+def faults_of_pools(cuda: Any) -> list[dict[str, Any]]:
+    """Calls on registered pools of the device that differ from those on the host."""
+    return [
+        {"case": case.name(), "calls": faults}
+        for case in gpu_pools.SMALL_CASES
+        if (
+            faults := [
+                *gpu_pools.faults_of_movement(cuda, case),
+                *gpu_pools.faults_of_attention(cuda, case),
+            ]
+        )
+    ]
 
 
 def case_of(

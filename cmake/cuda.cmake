@@ -33,10 +33,13 @@ pybind11_add_module(
   _cuda
   MODULE
   custom_calls/cuda/device_check.cc
+  custom_calls/cuda/device_runtime.cc
   custom_calls/cuda/launch.cu
   ffi/buffers.cc
   ffi/cuda_handlers.cc
-  ffi/cuda_module.cc)
+  ffi/cuda_module.cc
+  ffi/device_memory.cc
+  ffi/score_operands.cc)
 set_target_properties(_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static INTERPROCEDURAL_OPTIMIZATION OFF)
 target_include_directories(_cuda PRIVATE custom_calls/cuda)
 target_include_directories(_cuda SYSTEM PRIVATE "${XLA_FFI_INCLUDE_DIR}")

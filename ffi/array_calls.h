@@ -9,6 +9,8 @@
 //   ffi::Error Move(const PoolBlocks& pool, const CheckedRows& call);
 //   ffi::Error Gather(const PlainView& from, const PlainView& to, const CheckedRows& call,
 //                     const ffi::AnyBuffer& out);  // zeros where it is refused
+//   ffi::Error Score(const BlocksView& blocks, const KeyOperands& keys,
+//                    const blockcompact::ScoreCall& call, Scores& scores);  // likewise
 #pragma once
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include "blockcompact/rows.h"
 #include "buffers.h"
 #include "handlers.h"
+#include "score_operands.h"
 
 namespace blockcompact_ffi {
 
@@ -32,6 +35,14 @@ struct PoolBlocks {
   int64_t num_layers;
   int64_t num_blocks;
   int64_t block_bytes;
+};
+
+// Which keys of some blocks; the values lie where the backend reads them.
+struct KeyOperands {
+  const Number& layer;
+  const Int32Rows& block_table;
+  const Number& num_keys;
+  StatusResult& status;
 };
 
 template <typename Backend>
@@ -134,6 +145,28 @@ struct ArrayCalls {
         {rows, {from->num_layers(), from->num_blocks, 0, from->shape.block_tokens}, status}, *out);
   }
 
+  static ffi::Error Score(ffi::AnyBuffer queries, ffi::AnyBuffer blocks, Number layer,
+                          Int32Rows block_table, Number num_keys, ffi::Result<Scores> scores,
+                          StatusResult status, int64_t layout, int64_t reduction, float scale,
+                          Backend backend) {
+    if (auto error = CheckNumbers(layer, num_keys); error.failure()) return error;
+    if (auto error = CheckRowArrays({&block_table}, status); error.failure()) return error;
+    BlocksView view;
+    if (auto error = view.Set(blocks, layout); error.failure()) return error;
+    const blockcompact::BlockShape& shape = view.shape();
+    const auto call = ScoreCallOf(queries, static_cast<int64_t>(block_table.element_count()),
+                                  scores, shape.block_tokens, reduction, scale);
+    if (call.has_error()) return call.error();
+    if (static_cast<int64_t>(call->type) != shape.element_bytes ||
+        call->head_dim != shape.head_dim || call->num_query_heads <= 0 ||
+        call->num_query_heads % shape.num_heads != 0) {
+      return ffi::Error::InvalidArgument(
+          "`queries` and `blocks` differ in dtype or head_dim, or their heads do not divide");
+    }
+    if (auto error = backend.CheckReads("blocks", blocks); error.failure()) return error;
+    return backend.Score(view, {layer, block_table, num_keys, status}, *call, *scores);
+  }
+
   // By the names that the calls have on every platform.
   static HandlerList Handlers() {
     XLA_FFI_DEFINE_HANDLER(kPack, Pack,
@@ -185,11 +218,25 @@ struct ArrayCalls {
                                .Attr<int64_t>("order")
                                .Attr<bool>("is_token_contiguous")
                                .Ctx<Backend>());
+    XLA_FFI_DEFINE_HANDLER(kScoreBlocks, Score,
+                           ffi::Ffi::Bind()
+                               .Arg<ffi::AnyBuffer>()  // queries
+                               .Arg<ffi::AnyBuffer>()  // blocks
+                               .Arg<Number>()          // layer
+                               .Arg<Int32Rows>()       // block_table
+                               .Arg<Number>()          // num_keys
+                               .Ret<Scores>()
+                               .Ret<Int32Rows>()
+                               .Attr<int64_t>("layout")
+                               .Attr<int64_t>("reduction")
+                               .Attr<float>("scale")
+                               .Ctx<Backend>());
     return {{"blockcompact_pack", kPack},
             {"blockcompact_unpack", kUnpack},
             {"blockcompact_unpack_scatter", kUnpackScatter},
             {"blockcompact_block_move", kBlockMove},
-            {"blockcompact_gather", kGather}};
+            {"blockcompact_gather", kGather},
+            {"blockcompact_score_blocks", kScoreBlocks}};
   }
 };
 

@@ -71,6 +71,18 @@ struct CpuBackend {
     return ffi::Error::Success();
   }
 
+  ffi::Error Score(const BlocksView& blocks, const KeyOperands& operands,
+                   const blockcompact::ScoreCall& call, Scores& scores) {
+    auto keys = KeysOf(operands.layer, operands.block_table, operands.num_keys);
+    if (keys.has_error()) return keys.error();
+    keys->plain = blocks.plain.get();
+    keys->packed = blocks.packed.get();
+    const blockcompact::Status done = blockcompact::ScoreBlocks(*keys, call, OnThreadPool(threads));
+    if (!done.ok()) std::fill_n(scores.typed_data(), scores.element_count(), 0.0F);
+    WriteStatus(done, operands.status);
+    return ffi::Error::Success();
+  }
+
  private:
   static Rows AllRows(const std::vector<int32_t>& numbers) {
     return {static_cast<int64_t>(numbers.size()), nullptr, numbers.data(), nullptr, nullptr};

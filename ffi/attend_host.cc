@@ -8,6 +8,7 @@
 #include <string>
 
 #include "blockcompact/attend.h"
+#include "blockcompact/device_attend.h"
 #include "host_threads.h"
 
 namespace blockcompact_ffi {
@@ -43,7 +44,7 @@ blockcompact::AttendSegment SegmentOf(const py::tuple& segment) {
 py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float scale,
                      int64_t window_tokens, const py::tuple& queries, const py::tuple& out,
                      const py::object& block_mass, int64_t max_blocks, uintptr_t log_sum_exp,
-                     std::optional<int64_t> num_threads, bool is_on_open_mp) {
+                     std::optional<int64_t> num_threads, bool is_on_open_mp, bool is_on_device) {
   if (segments.empty() || segments.size() > blockcompact::kMaxAttendSegments) {
     throw std::invalid_argument("`segments` must have 1 or 2 entries");
   }
@@ -77,7 +78,8 @@ py::tuple PoolAttend(const py::tuple& segments, const py::tuple& shape, float sc
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
-    status = blockcompact::PoolAttend(call, parallel_for);
+    status = is_on_device ? blockcompact::DevicePoolAttend(call)
+                          : blockcompact::PoolAttend(call, parallel_for);
   }
   return py::make_tuple(static_cast<int32_t>(status.code), status.row);
 }
@@ -88,7 +90,7 @@ void DefineAttend(py::module_& module) {
   module.def("pool_attend", &PoolAttend, py::arg("segments"), py::arg("shape"), py::arg("scale"),
              py::arg("window_tokens"), py::arg("queries"), py::arg("out"), py::arg("block_mass"),
              py::arg("max_blocks"), py::arg("log_sum_exp"), py::arg("num_threads"),
-             py::arg("is_on_open_mp"));
+             py::arg("is_on_open_mp"), py::arg("is_on_device"));
   // numpy's own ways to the address build a description of the dtype first.
   module.def(
       "address_of",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "blockcompact/block_scores.h"
+#include "blockcompact/device_attend.h"
 #include "host_threads.h"
 
 namespace blockcompact_ffi {
@@ -82,7 +83,7 @@ blockcompact::RowsAt<const std::byte> RowsOf(const py::handle& rows, int64_t ele
 // Sequences are (block table, num_keys, queries, address of the scores).
 py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py::sequence& given,
                              const py::tuple& shape, float scale, int64_t reduction,
-                             int64_t row_stride, bool is_on_open_mp) {
+                             int64_t row_stride, bool is_on_open_mp, bool is_on_device) {
   blockcompact::ScoreCall call;
   call.num_query_heads = shape[0].cast<int64_t>();
   call.num_queries = shape[1].cast<int64_t>();
@@ -108,7 +109,10 @@ py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py
   blockcompact::Status status;
   {
     const py::gil_scoped_release unlocked;
-    status = blockcompact::PoolScoreSequences({pool, ord}, std::move(sequences), parallel_for);
+    status =
+        is_on_device
+            ? blockcompact::DevicePoolScoreSequences({pool, ord}, std::move(sequences))
+            : blockcompact::PoolScoreSequences({pool, ord}, std::move(sequences), parallel_for);
   }
   return StatusTuple(status);
 }
@@ -141,7 +145,8 @@ void DefineBlockScores(py::module_& module) {
              py::arg("scores").noconvert(), py::arg("num_threads"));
   module.def("pool_score_sequences", &PoolScoreSequences, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("sequences"), py::arg("shape"), py::arg("scale"),
-             py::arg("reduction"), py::arg("row_stride"), py::arg("is_on_open_mp"));
+             py::arg("reduction"), py::arg("row_stride"), py::arg("is_on_open_mp"),
+             py::arg("is_on_device"));
   module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert(),

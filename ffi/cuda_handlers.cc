@@ -11,8 +11,11 @@ namespace blockcompact_ffi {
 namespace {
 
 using blockcompact::GridFault;
+using blockcompact::GridKeys;
+using blockcompact::GridOrder;
 using blockcompact::GridPacked;
 using blockcompact::GridPlain;
+using blockcompact::GridQueries;
 using blockcompact::GridRows;
 using blockcompact::PackedView;
 using blockcompact::PlainView;
@@ -116,7 +119,56 @@ struct CudaBackend {
     return ToError(cuda::GatherRows(GridOf(from), GridOf(to), from.shape, grid, stream), "gather");
   }
 
+  // The kernels themselves write zeros where the keys are refused.
+  ffi::Error Score(const BlocksView& blocks, const KeyOperands& operands,
+                   const blockcompact::ScoreCall& call, Scores&) {
+    GridKeys keys = KeysOf(blocks, operands);
+    const GridQueries queries{
+        {call.queries.base, call.queries.head_stride_bytes, call.queries.query_stride_bytes},
+        call.num_query_heads,
+        call.num_queries,
+        call.scale};
+    const int64_t scratch_bytes =
+        call.reduction == blockcompact::BlockReduction::kTokens
+            ? 0
+            : queries.num_rows() * keys.num_tokens() * static_cast<int64_t>(sizeof(float));
+    keys.fault = Take<GridFault>(scratch, sizeof(GridFault));
+    auto* token_scores = Take<float>(scratch, scratch_bytes);
+    if (keys.fault == nullptr || token_scores == nullptr) return OutOfScratch(scratch_bytes);
+    const cudaError_t error = cuda::CheckKeys(keys, operands.status->typed_data(), stream);
+    if (error != cudaSuccess) return ToError(error, "key checks");
+    return ToError(
+        cuda::ScoreBlocks(OrderOf(blocks), keys, queries,
+                          {call.reduction, token_scores, call.scores, call.row_stride}, stream),
+        "score_blocks");
+  }
+
  private:
+  static GridOrder OrderOf(const BlocksView& blocks) {
+    if (blocks.plain != nullptr) return GridOrder::kPlain;
+    const bool is_amx = blocks.packed->layout == blockcompact::PackedLayout::kAmx;
+    return is_amx ? GridOrder::kAmx : GridOrder::kVec;
+  }
+
+  static GridKeys KeysOf(const BlocksView& blocks, const KeyOperands& operands) {
+    GridKeys keys;
+    if (blocks.plain != nullptr) {
+      keys.plain = GridOf(*blocks.plain);
+      keys.num_layers = blocks.plain->num_layers();
+      keys.num_blocks = blocks.plain->num_blocks;
+    } else {
+      keys.packed = GridOf(*blocks.packed);
+      keys.num_layers = blocks.packed->num_layers();
+      keys.num_blocks = blocks.packed->num_blocks;
+    }
+    keys.shape = blocks.shape();
+    keys.num_entries = static_cast<int64_t>(operands.block_table.element_count());
+    keys.layer = operands.layer.typed_data();
+    keys.block_table = operands.block_table.typed_data();
+    keys.num_keys = operands.num_keys.typed_data();
+    return keys;
+  }
+
   // The rows of a call with their scratch, checked on the stream; writes the status.
   ffi::Error Check(const CheckedRows& call, GridRows* grid) {
     *grid = {call.rows, call.limits, Take<GridFault>(scratch, sizeof(GridFault)), nullptr};

@@ -6,6 +6,8 @@
 
 #include "cuda_handlers.h"
 #include "device_check.h"
+#include "device_memory.h"
+#include "device_runtime.h"
 
 namespace blockcompact_ffi {
 namespace {
@@ -59,6 +61,8 @@ DeviceCheck MakeCheck(int64_t layout, const std::array<int64_t, 4>& shape, int64
 
 PYBIND11_MODULE(_cuda, module) {
   module.def("ffi_targets", &FfiTargets);
+  module.def("device_runtime", [] { return py::capsule(blockcompact::cuda::Runtime()); });
+  DefineDeviceMemory(module);
   module.def("num_devices", &blockcompact::cuda::NumDevices);
   module.def("device_name", &blockcompact::cuda::DeviceName);
   py::class_<DeviceCheck>(module, "DeviceCheck")

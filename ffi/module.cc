@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <stdexcept>
+#include <utility>
 
 #include "attend_host.h"
 #include "block_scores_host.h"
@@ -12,6 +13,7 @@
 #include "blockcompact/pool_calls.h"
 #include "blockcompact/streaming.h"
 #include "buffers.h"
+#include "device_host.h"
 #include "handlers.h"
 #include "host_threads.h"
 #include "ledger_host.h"
@@ -34,8 +36,11 @@ using blockcompact::Rows;
 using blockcompact::SerialFor;
 using blockcompact::Status;
 
+using StreamAddress = std::pair<int32_t, uintptr_t>;  // device (-1: the host), handle
+
 PoolMemory MemoryOf(const std::vector<uintptr_t>& pointers, int64_t size_bytes, int64_t num_layers,
-                    int64_t layer_stride_bytes, bool is_writable, py::object keepalive) {
+                    int64_t layer_stride_bytes, bool is_writable, const StreamAddress& stream,
+                    py::object keepalive) {
   PoolMemory memory;
   for (uintptr_t pointer : pointers) {
     memory.allocations.push_back(reinterpret_cast<std::byte*>(pointer));
@@ -44,6 +49,7 @@ PoolMemory MemoryOf(const std::vector<uintptr_t>& pointers, int64_t size_bytes, 
   memory.num_layers = num_layers;
   memory.layer_stride_bytes = layer_stride_bytes;
   memory.is_writable = is_writable;
+  memory.stream = {stream.first, reinterpret_cast<void*>(stream.second)};
   memory.keepalive = Keepalive(std::move(keepalive));
   return memory;
 }
@@ -52,26 +58,26 @@ int64_t RegisterPlain(const std::vector<uintptr_t>& pointers, int64_t size_bytes
                       int64_t num_layers, int64_t num_blocks,
                       const std::array<int64_t, 4>& shape,  // heads, tokens, dim, element bytes
                       const std::array<int64_t, 5>& stride_bytes,  // layer, kv, block, head, token
-                      bool is_writable, py::object keepalive) {
+                      bool is_writable, const StreamAddress& stream, py::object keepalive) {
   const auto& [layer, kv, block, head, token] = stride_bytes;
   return blockcompact::AddPlainPool(
-      MemoryOf(pointers, size_bytes, num_layers, layer, is_writable, std::move(keepalive)),
+      MemoryOf(pointers, size_bytes, num_layers, layer, is_writable, stream, std::move(keepalive)),
       num_blocks, BlockShape{shape[0], shape[1], shape[2], shape[3]}, {kv, block, head, token});
 }
 
 int64_t RegisterPacked(const std::vector<uintptr_t>& pointers, int64_t size_bytes,
                        int64_t num_layers, int64_t num_blocks, const std::array<int64_t, 4>& shape,
                        int64_t layout, const std::array<int64_t, 2>& stride_bytes,  // layer, block
-                       bool is_writable, py::object keepalive) {
+                       bool is_writable, const StreamAddress& stream, py::object keepalive) {
   return blockcompact::AddPackedPool(MemoryOf(pointers, size_bytes, num_layers, stride_bytes[0],
-                                              is_writable, std::move(keepalive)),
+                                              is_writable, stream, std::move(keepalive)),
                                      num_blocks, BlockShape{shape[0], shape[1], shape[2], shape[3]},
                                      static_cast<blockcompact::PackedLayout>(layout),
                                      stride_bytes[1]);
 }
 
 py::object PoolOrd(int64_t pool_id) {
-  const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindPool(pool_id);
+  const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindAnyPool(pool_id);
   if (pool == nullptr) return py::none();
   uint32_t generation = 0;
   {
@@ -132,7 +138,7 @@ py::object HostPoolGather(int64_t pool, uint32_t ord, const RowArray& layer,
   const int64_t num_rows = layer.size();
   const Rows rows{num_rows, RowData(layer, num_rows), RowData(physical_block, num_rows), nullptr,
                   nullptr};
-  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindPool(pool);
+  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindAnyPool(pool);
   if (found == nullptr) return StatusArray({blockcompact::StatusCode::kUnknownPool, -1});
   if (found->plain() == nullptr) {
     return StatusArray({blockcompact::StatusCode::kWrongPoolKind, -1});
@@ -194,10 +200,11 @@ PYBIND11_MODULE(_native, module) {
   module.def("force_streaming_from", &blockcompact::ForceStreamingFrom, py::arg("num_bytes"));
   module.def("register_plain", &RegisterPlain, py::kw_only(), py::arg("pointers"),
              py::arg("size_bytes"), py::arg("num_layers"), py::arg("num_blocks"), py::arg("shape"),
-             py::arg("stride_bytes"), py::arg("is_writable"), py::arg("keepalive"));
+             py::arg("stride_bytes"), py::arg("is_writable"), py::arg("stream"),
+             py::arg("keepalive"));
   module.def("register_packed", &RegisterPacked, py::kw_only(), py::arg("pointers"),
              py::arg("size_bytes"), py::arg("num_layers"), py::arg("num_blocks"), py::arg("shape"),
-             py::arg("layout"), py::arg("stride_bytes"), py::arg("is_writable"),
+             py::arg("layout"), py::arg("stride_bytes"), py::arg("is_writable"), py::arg("stream"),
              py::arg("keepalive"));
   module.def("unregister", &blockcompact::RemovePool, py::arg("pool_id"));
   module.def("num_pools", &blockcompact::NumPools);
@@ -216,6 +223,7 @@ PYBIND11_MODULE(_native, module) {
              py::arg("layer").noconvert(), py::arg("physical_block").noconvert(),
              py::arg("out").noconvert(), py::arg("is_token_contiguous"));
   DefineAttend(module);
+  DefineDevice(module);
   DefineUploads(module);
   DefineBlockScores(module);
   DefineLedger(module);

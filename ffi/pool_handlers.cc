@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 
 #include "blockcompact/pool.h"
 #include "blockcompact/pool_calls.h"
@@ -15,6 +16,17 @@ using blockcompact::Status;
 using Ord = ffi::Buffer<ffi::U32, 1>;
 using OrdResult = ffi::ResultBuffer<ffi::U32, 1>;
 
+// What a device refuses comes as an exception, which may not pass through XLA.
+template <typename Call>
+ffi::Error Run(const Call& call, Status* done) {
+  try {
+    *done = call();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
 uint32_t ReadOrd(const Ord& ord) { return ord.element_count() == 1 ? *ord.typed_data() : 0; }
 
 ffi::Error Pack(ffi::ThreadPool threads, Ord ord_plain, Ord ord_packed, Int32Rows layer,
@@ -28,7 +40,12 @@ ffi::Error Pack(ffi::ThreadPool threads, Ord ord_plain, Ord ord_packed, Int32Row
   PoolRef packed{packed_pool, ReadOrd(ord_packed)};
   const Rows rows{static_cast<int64_t>(layer.element_count()), layer.typed_data(),
                   plain_block.typed_data(), source_block.typed_data(), nullptr};
-  WriteStatus(blockcompact::PoolPack(plain, &packed, rows, OnThreadPool(threads)), status);
+  const auto call = [&] {
+    return blockcompact::PoolPack(plain, &packed, rows, OnThreadPool(threads));
+  };
+  Status done;
+  if (auto error = Run(call, &done); error.failure()) return error;
+  WriteStatus(done, status);
   *next_ord_plain->typed_data() = plain.ord;
   *next_ord_packed->typed_data() = packed.ord;
   return ffi::Error::Success();
@@ -47,7 +64,12 @@ ffi::Error Upload(ffi::ThreadPool threads, Ord ord_packed, Ord ord_plain, Int32R
   const Rows rows{static_cast<int64_t>(layer.element_count()), layer.typed_data(),
                   source_block.typed_data(), physical_block.typed_data(),
                   valid_tokens.typed_data()};
-  WriteStatus(blockcompact::PoolUpload(packed, &plain, rows, OnThreadPool(threads)), status);
+  const auto call = [&] {
+    return blockcompact::PoolUpload(packed, &plain, rows, OnThreadPool(threads));
+  };
+  Status done;
+  if (auto error = Run(call, &done); error.failure()) return error;
+  WriteStatus(done, status);
   *next_ord_packed->typed_data() = packed.ord;
   *next_ord_plain->typed_data() = plain.ord;
   return ffi::Error::Success();
@@ -61,7 +83,10 @@ ffi::Error BlockMove(ffi::ThreadPool threads, Ord ord, Int32Rows layer, Int32Row
   PoolRef ref{pool, ReadOrd(ord)};
   const Rows rows{static_cast<int64_t>(layer.element_count()), layer.typed_data(),
                   from_block.typed_data(), to_block.typed_data(), nullptr};
-  WriteStatus(blockcompact::PoolBlockMove(&ref, rows, OnThreadPool(threads)), status);
+  const auto call = [&] { return blockcompact::PoolBlockMove(&ref, rows, OnThreadPool(threads)); };
+  Status done;
+  if (auto error = Run(call, &done); error.failure()) return error;
+  WriteStatus(done, status);
   *next_ord->typed_data() = ref.ord;
   return ffi::Error::Success();
 }
@@ -76,14 +101,17 @@ ffi::Error Gather(ffi::ThreadPool threads, Ord ord, Int32Rows layer, Int32Rows p
   const PoolRef ref{pool, ReadOrd(ord)};
   const Rows rows{num_rows, layer.typed_data(), physical_block.typed_data(), nullptr, nullptr};
   Status done{blockcompact::StatusCode::kUnknownPool, -1};
-  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindPool(pool);
+  const std::shared_ptr<blockcompact::Pool> found = blockcompact::FindAnyPool(pool);
   if (found != nullptr && found->plain() == nullptr) {
     done.code = blockcompact::StatusCode::kWrongPoolKind;
   } else if (found != nullptr) {
     const auto to =
         GatherTarget(*out, found->plain()->shape, num_rows, PlainOrder::kHnd, is_token_contiguous);
     if (to.has_error()) return to.error();
-    done = blockcompact::PoolGather(ref, *to, rows, OnThreadPool(threads));
+    const auto call = [&] {
+      return blockcompact::PoolGather(ref, *to, rows, OnThreadPool(threads));
+    };
+    if (auto error = Run(call, &done); error.failure()) return error;
   }
   if (!done.ok()) {
     std::fill_n(static_cast<std::byte*>(out->untyped_data()), out->size_bytes(), std::byte{0});

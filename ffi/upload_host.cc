@@ -55,7 +55,7 @@ py::object CheckNotOpenOf(int64_t pool_id, bool is_write, const RowArray& layer,
   const int64_t num_rows = layer.size();
   const blockcompact::BlockColumn column{num_rows, RowData(block, num_rows),
                                          RowData(layer, num_rows)};
-  const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindPool(pool_id);
+  const std::shared_ptr<blockcompact::Pool> pool = blockcompact::FindAnyPool(pool_id);
   if (pool == nullptr) return StatusArray({blockcompact::StatusCode::kUnknownPool, -1});
   Status status;
   {
@@ -78,6 +78,7 @@ void DefineUploads(py::module_& module) {
   py::class_<UploadEvent, std::shared_ptr<UploadEvent>>(module, "UploadEvent")
       .def("is_done", &UploadEvent::IsDone)
       .def("wait", &Wait, py::arg("timeout_s"))
+      .def("wait_in_stream", &UploadEvent::WaitInStream, py::call_guard<py::gil_scoped_release>())
       .def("error", &UploadEvent::error);
   module.def("start_pool_upload", &StartPoolUpload, py::arg("packed_pool"), py::arg("ord_packed"),
              py::arg("plain_pool"), py::arg("ord_plain"), py::arg("layer").noconvert(),

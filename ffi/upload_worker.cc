@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "blockcompact/device_calls.h"
 #include "per_process.h"
 
 namespace blockcompact_ffi {
@@ -98,6 +99,15 @@ bool UploadEvent::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
   return true;
 }
 
+bool UploadEvent::WaitInStream() const {
+  if (IsForeign() || enqueued_ == nullptr) {
+    Wait(std::nullopt);
+    return error().empty();
+  }
+  enqueued_->WaitInStream();
+  return true;
+}
+
 std::string UploadEvent::error() const {
   if (IsForeign()) {
     return "it was started in process " + std::to_string(owner_) +
@@ -116,7 +126,7 @@ void UploadEvent::Finish(const std::string& error) {
 
 std::shared_ptr<UploadEvent> SubmitUpload(std::unique_ptr<blockcompact::BegunUpload> upload,
                                           std::shared_ptr<void> lease) {
-  auto event = std::make_shared<UploadEvent>();
+  auto event = std::make_shared<UploadEvent>(upload->enqueued);
   PerProcess<Worker>().Submit({std::move(upload), std::move(lease), event});
   return event;
 }

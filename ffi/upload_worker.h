@@ -1,4 +1,5 @@
-// Uploads that run beside their caller, one after another on one thread of the module.
+// Uploads that run beside their caller, one after another: on one thread of the module, which only
+// waits for those to a device.
 #pragma once
 
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "blockcompact/pool_calls.h"
 
@@ -20,8 +22,14 @@ class UploadEvent {
   bool IsDone() const;
   // False where the time is over first; no time: waits until done.
   bool Wait(std::optional<std::chrono::nanoseconds> timeout) const;
+  // What the owner of a pool on a device enqueues from now on comes after the upload; does not
+  // wait. On the host it waits, and false says that the upload failed.
+  bool WaitInStream() const;
   // What went wrong; "" where nothing did or the upload is not done.
   std::string error() const;
+
+  explicit UploadEvent(std::shared_ptr<const blockcompact::DeviceCall> enqueued = nullptr)
+      : enqueued_(std::move(enqueued)) {}
 
   void Finish(const std::string& error);
 
@@ -29,6 +37,7 @@ class UploadEvent {
   bool IsForeign() const { return getpid() != owner_; }
 
   const pid_t owner_ = getpid();
+  const std::shared_ptr<const blockcompact::DeviceCall> enqueued_;  // on a device
   mutable std::mutex mutex_;
   mutable std::condition_variable done_;
   bool is_done_ = false;

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import torch
 
 from blockcompact_jax.kernels.pools import PlainStrides, RegisteredPool
+from torch_bridge.pools import owner_stream
 
 PoolLayout = Literal["NHD", "HND"]
 KVAxis = Literal[0, 1]
@@ -93,8 +94,9 @@ def register_layers(
     """Registers an engine's plain KV tensors, one a layer, with the native calls.
 
     Args:
-        kv_caches: one tensor a layer, as `layer_view` takes them, alike in shape, dtype and
-            strides. Layers may be parts of one slab, at any distance.
+        kv_caches: one tensor a layer, as `layer_view` takes them, alike in shape, dtype, strides
+            and device, CPU or CUDA. Layers may be parts of one slab, at any distance. On CUDA calls
+            come in the order of the stream that torch works on at registration.
         layout: the order of a block's axes.
         kv_axis: where the axis of keys and values stands.
         is_writable: False refuses every call that writes the blocks.
@@ -103,8 +105,9 @@ def register_layers(
         A pool whose layer r is `kv_caches[r]`. It keeps the tensors alive until closed.
 
     Raises:
-        ValueError: if a tensor does not fit the declaration, differs from the first, is not on the
-            CPU, or has strides that fold elements together.
+        ValueError: if a tensor does not fit the declaration, differs from the first, lies on
+            another kind of device, or has strides that fold elements together; and for CUDA tensors
+            without the CUDA component.
     """
     if not kv_caches:
         raise ValueError("`kv_caches` is empty; expected one tensor a layer")
@@ -117,8 +120,12 @@ def register_layers(
                 f"dtype {view.dtype} in our axis order; expected those of the first layer: "
                 f"{tuple(first.shape)}, {first.stride()}, {first.dtype}. Register groups apart."
             )
-        if view.device.type != "cpu":
-            raise ValueError(f"`kv_caches[{row}]` is on {view.device}; expected a CPU tensor")
+        if view.device != first.device:
+            raise ValueError(
+                f"`kv_caches[{row}]` is on {view.device} and the first layer on {first.device}; "
+                "register the layers of each device apart"
+            )
+    device, stream = owner_stream("kv_caches[0]", first)
     _, num_kv_heads, num_blocks, block_tokens, head_dim = first.shape
     kv, head, block, token, _ = first.stride()
     last = sum((size - 1) * step for size, step in zip(first.shape, first.stride(), strict=True))
@@ -134,6 +141,8 @@ def register_layers(
         size_bytes=(last + 1) * first.element_size(),
         keepalive=list(kv_caches),
         is_writable=is_writable,
+        device=device,
+        stream=stream,
     )
 
 

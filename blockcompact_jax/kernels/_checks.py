@@ -52,6 +52,24 @@ def check_plain(name: str, pool: RegisteredPool) -> None:
         )
 
 
+def check_on_host(name: str, pool: RegisteredPool) -> None:
+    """Checks that a pool is the host's."""
+    if pool.device is not None:
+        raise ValueError(
+            f"`{name}` is on cuda:{pool.device}; this call reads pools of the host. Give addresses "
+            "on the device to `host_pool_attend_at` or `host_pool_score_sequences_at`"
+        )
+
+
+def check_device_call(num_threads: int | None, *, is_on_open_mp: bool) -> None:
+    """Checks that a call on a pool of a device names no threads of the host."""
+    if num_threads is not None or is_on_open_mp:
+        raise ValueError(
+            f"`num_threads` is {num_threads} and `is_on_open_mp` {is_on_open_mp}; a pool on a "
+            "device takes neither"
+        )
+
+
 def check_packed_layout(layout: Layout) -> None:
     """Checks that a layout is a packed one."""
     if not layout.is_packed:

@@ -1,4 +1,8 @@
-"""Uploads that run beside Python on a thread of the compiled module, with a completion event.
+"""Uploads that run beside Python, with a completion event.
+
+To memory of the host they run on a thread of the compiled module, to memory of a CUDA device on a
+stream of its own, in one launch for all layers, after what the pool's owner has enqueued on its
+stream so far.
 
 An upload is checked and accepted when it is started: its pool has the next `ord` from then on, and
 other calls go on with it at once. Until the upload's event is done, calls that read or write a
@@ -76,6 +80,19 @@ class UploadEvent:
                 "blocks it writes"
             )
 
+    def wait_in_stream(self) -> None:
+        """Makes the stream of the plain pool's owner wait for the bytes, not the caller.
+
+        What the owner enqueues there from now on sees them. Calls of this package still refuse the
+        blocks until the upload is done. On the host there is no stream: the same as `wait`.
+
+        Raises:
+            UploadFailedError: On the host, where the upload failed.
+            RuntimeError: Where the device refuses.
+        """
+        if not self._native_event.wait_in_stream():
+            self.wait()
+
     def __repr__(self) -> str:
         state = "open" if not self.is_done else "done" if self.error is None else "failed"
         return f"<{self._name}, {state}>"
@@ -112,6 +129,7 @@ def start_pool_upload(  # noqa: PLR0917
     Raises:
         ValueError: As `pool_upload`.
         KernelStatusError: Where a value is refused: at once, and nothing will move.
+        RuntimeError: Where a device refuses to take the upload.
     """
     columns = upload_columns(
         ord_packed,

@@ -16,7 +16,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from blockcompact_jax.kernels._checks import check_column, check_ord, describe
+from blockcompact_jax.kernels._checks import check_column, check_on_host, check_ord, describe
 from blockcompact_jax.kernels.attend_types import AttendSegment, RowsAt, operand_of
 from blockcompact_jax.kernels.layouts import Layout, check_layout
 from blockcompact_jax.kernels.native import load_native
@@ -276,6 +276,7 @@ def check_score(
     reduction = check_reduction(block_reduction)
     num_entries = check_column("segment.block_table", segment.block_table)
     check_ord("segment.ord", segment.ord)
+    check_on_host("segment.pool", segment.pool)
     shape = segment.pool.shape
     check_queries(queries, shape.num_kv_heads, shape.head_dim, shape.element_bytes)
     return reduction, num_entries * (shape.block_tokens if reduction == 0 else 1)
@@ -285,6 +286,7 @@ def check_summary(segment: AttendSegment) -> tuple[tuple[int, int, int], np.dtyp
     """Checks a summary call; shape and dtype of its bounds."""
     num_entries = check_column("segment.block_table", segment.block_table)
     check_ord("segment.ord", segment.ord)
+    check_on_host("segment.pool", segment.pool)
     shape = segment.pool.shape
     if shape.element_bytes not in _DTYPES:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcompact_jax.kernels._checks import describe
+from blockcompact_jax.kernels._checks import check_device_call, check_on_host, describe
 from blockcompact_jax.kernels.attend_types import (
     AttendSegment,
     HostAttendOutputs,
@@ -111,6 +111,10 @@ def host_pool_attend_at(
 
     Nothing can be checked about the memory: the caller answers for addresses, strides and lifetime.
 
+    For a pool on a CUDA device queries and results lie there, the call is enqueued on the stream of
+    the pool's owner and returns at once: what comes after it there sees the results. It takes one
+    segment and no threads.
+
     Args:
         queries: `[num_query_heads, num_queries, head_dim]`; elements as those of the pools: 2 bytes
             are bfloat16, 4 float32.
@@ -130,10 +134,21 @@ def host_pool_attend_at(
         Code and faulty entry, as in a status; a refused call has written nothing.
 
     Raises:
-        ValueError: For a block table that is not dense int32 numpy, and for threads as
-            `host_pool_attend`.
+        ValueError: For a block table that is not dense int32 numpy, for threads as
+            `host_pool_attend`, and for what a pool on a device does not take.
+        RuntimeError: Where the device refuses.
     """
-    shape = segments[0].pool.shape
+    pool = segments[0].pool
+    if pool.device is not None:
+        check_device_call(num_threads, is_on_open_mp=is_on_open_mp)
+        if len(segments) > 1:
+            raise ValueError(
+                f"`segments` has {len(segments)} entries; expected 1 for a pool on "
+                f"cuda:{pool.device}"
+            )
+    elif len(segments) > 1:
+        check_on_host("segments[1].pool", segments[1].pool)
+    shape = pool.shape
     return load_native().pool_attend(
         tuple(
             (
@@ -155,6 +170,7 @@ def host_pool_attend_at(
         log_sum_exp,
         num_threads,
         is_on_open_mp,
+        pool.device is not None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from blockcompact_jax.kernels._checks import check_device_call
 from blockcompact_jax.kernels.attend_types import AttendSegment, number_of
 from blockcompact_jax.kernels.block_scores import (
     PoolScoreResult,
@@ -79,6 +80,7 @@ def host_pool_score_sequences_at(
     """`pool_score_blocks` of several sequences in one call, on addresses.
 
     Nothing can be checked about the memory: the caller answers for addresses, strides and lifetime.
+    A pool on a CUDA device is served as by `host_pool_attend_at`: in the stream of its owner.
 
     Args:
         pool: As it is now; elements of 2 bytes are bfloat16.
@@ -100,6 +102,8 @@ def host_pool_score_sequences_at(
         ValueError: For rows that would overlap and for tables that are not dense int32 numpy;
             for OpenMP threads where `has_open_mp_threads()` is False.
     """
+    if pool.device is not None:
+        check_device_call(None, is_on_open_mp=is_on_open_mp)
     most = max((sequence.block_table.size for sequence in sequences), default=0)
     if row_stride < most:
         raise ValueError(f"`row_stride` is {row_stride}; expected {most} or more, as tables have")
@@ -113,6 +117,7 @@ def host_pool_score_sequences_at(
         check_reduction(block_reduction),
         row_stride,
         is_on_open_mp,
+        pool.device is not None,
     )
 
 

@@ -38,7 +38,9 @@ def load_native() -> Any:
     for name, capsule in module.ffi_targets().items():
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
     if module.build_info()["cuda"].startswith(_CUDA_COMPILED):
-        for name, capsule in _import_cuda().ffi_targets().items():
+        cuda = _import_cuda()
+        module.set_device_runtime(cuda.device_runtime())
+        for name, capsule in cuda.ffi_targets().items():
             jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
     return module
 

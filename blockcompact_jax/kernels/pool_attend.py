@@ -7,7 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from blockcompact_jax.kernels._checks import check_column, check_ord, describe
+from blockcompact_jax.kernels._checks import check_column, check_on_host, check_ord, describe
 from blockcompact_jax.kernels.attend_types import AttendSegment, PoolAttendResult, operand_of
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.kernels.results import AnyArray
@@ -100,6 +100,7 @@ def check_attend(
     for place, segment in enumerate(segments):
         check_column(f"segments[{place}].block_table", segment.block_table)
         check_ord(f"segments[{place}].ord", segment.ord)
+        check_on_host(f"segments[{place}].pool", segment.pool)
         if place == 0:
             continue
         for name in ("num_kv_heads", "block_tokens", "head_dim", "element_bytes"):

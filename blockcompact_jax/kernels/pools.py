@@ -75,16 +75,24 @@ class RegisteredPool:
         shape: Layers, blocks and block shape.
         layout: The packed layout, or None for a plain pool.
         is_writable: Whether calls may write it.
+        device: CUDA device whose memory it is; None: the host's.
     """
 
     def __init__(
-        self, pool_id: int, *, shape: PoolShape, layout: Layout | None, is_writable: bool
+        self,
+        pool_id: int,
+        *,
+        shape: PoolShape,
+        layout: Layout | None,
+        is_writable: bool,
+        device: int | None = None,
     ) -> None:
         """Use `register_plain` or `register_packed`."""
         self.pool_id = pool_id
         self.shape = shape
         self.layout = layout
         self.is_writable = is_writable
+        self.device = device
         self._is_closed = False
 
     @classmethod
@@ -102,6 +110,8 @@ class RegisteredPool:
         size_bytes: int,
         keepalive: object,
         is_writable: bool = True,
+        device: int | None = None,
+        stream: int = 0,
     ) -> Self:
         """Registers plain K and V, wherever `strides` puts them.
 
@@ -118,9 +128,13 @@ class RegisteredPool:
             size_bytes: Bytes that may be touched from each address on.
             keepalive: Whatever owns the memory; held until the pool is closed.
             is_writable: False refuses every call that writes the pool.
+            device: CUDA device whose memory it is; None: the host's.
+            stream: Handle of the CUDA stream that the owner reads and writes the pool on (0: the
+                default stream). Calls run on it, or after what is enqueued there.
 
         Raises:
-            ValueError: Where shape, bounds, alignment or strides are wrong; nothing is registered.
+            ValueError: Where shape, bounds, alignment, strides or device are wrong, and where there
+                is no CUDA component for `device`; nothing is registered.
         """
         shape = PoolShape(
             num_layers=num_layers,
@@ -138,9 +152,10 @@ class RegisteredPool:
             shape=(num_kv_heads, block_tokens, head_dim, element_bytes),
             stride_bytes=[element_bytes * stride for stride in dataclasses.astuple(strides)],
             is_writable=is_writable,
+            stream=_stream(device, stream),
             keepalive=keepalive,
         )
-        return cls(pool_id, shape=shape, layout=None, is_writable=is_writable)
+        return cls(pool_id, shape=shape, layout=None, is_writable=is_writable, device=device)
 
     @classmethod
     def register_packed(
@@ -158,6 +173,8 @@ class RegisteredPool:
         keepalive: object,
         strides: PackedStrides | None = None,
         is_writable: bool = True,
+        device: int | None = None,
+        stream: int = 0,
     ) -> Self:
         """Registers packed rows `[num_kv_heads, 2 * block_tokens, head_dim]`.
 
@@ -174,10 +191,12 @@ class RegisteredPool:
             keepalive: Whatever owns the memory; held until the pool is closed.
             strides: Distances of rows in elements; None: dense `[num_layers, num_blocks, row]`.
             is_writable: False refuses every call that writes the pool.
+            device: As `register_plain`. A pool of the host serves a device once it is pinned.
+            stream: As `register_plain`.
 
         Raises:
-            ValueError: Where layout, shape, bounds, alignment or strides are wrong; nothing is
-                registered.
+            ValueError: Where layout, shape, bounds, alignment, strides or device are wrong; nothing
+                is registered.
         """
         if not layout.is_packed:
             raise ValueError(
@@ -206,9 +225,10 @@ class RegisteredPool:
             layout=int(layout),
             stride_bytes=[element_bytes * stride for stride in dataclasses.astuple(strides)],
             is_writable=is_writable,
+            stream=_stream(device, stream),
             keepalive=keepalive,
         )
-        return cls(pool_id, shape=shape, layout=layout, is_writable=is_writable)
+        return cls(pool_id, shape=shape, layout=layout, is_writable=is_writable, device=device)
 
     @property
     def is_closed(self) -> bool:
@@ -227,6 +247,19 @@ class RegisteredPool:
         if ord_now is None:
             raise PoolClosedError(f"pool {self.pool_id} is closed; register the memory again")
         return np.array([ord_now], np.uint32)
+
+    def pin(self) -> None:
+        """Lets CUDA devices read and write the pool's memory, until it is closed.
+
+        Memory that something else has pinned (`pin_memory()` of torch) needs no `pin`.
+
+        Raises:
+            PoolClosedError: Where the pool is closed.
+            ValueError: For a pool of a device, one that is pinned, and without a CUDA component.
+            RuntimeError: Where the system refuses to pin the memory.
+        """
+        if not load_native().pin_pool(self.pool_id):
+            raise PoolClosedError(f"pool {self.pool_id} is closed; register the memory again")
 
     def close(self) -> None:
         """Unregisters the pool and lets go of `keepalive`.
@@ -260,9 +293,21 @@ class RegisteredPool:
 
     def __repr__(self) -> str:
         layout = "plain" if self.layout is None else self.layout.label
+        place = "" if self.device is None else f", cuda:{self.device}"
         state = ", closed" if self._is_closed else ""
-        return f"RegisteredPool(pool_id={self.pool_id}, {layout}, {self.shape}{state})"
+        return f"RegisteredPool(pool_id={self.pool_id}, {layout}, {self.shape}{place}{state})"
 
 
 def _pointers(pointer: int | Sequence[int]) -> list[int]:
     return [pointer] if isinstance(pointer, int) else list(pointer)
+
+
+def _stream(device: int | None, stream: int) -> tuple[int, int]:
+    """Device and stream as the native registry takes them; -1 is the host."""
+    if device is None:
+        if stream != 0:
+            raise ValueError(f"`stream` is {stream} but `device` is None; give both or neither")
+        return -1, 0
+    if device < 0:
+        raise ValueError(f"`device` is {device}; expected the ordinal of a CUDA device, or None")
+    return device, stream

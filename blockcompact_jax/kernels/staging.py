@@ -36,6 +36,7 @@ class StagingBuffer:
         block_tokens: int,
         head_dim: int,
         dtype: Any,
+        is_pinned: bool = False,
     ) -> None:
         """Allocates zeroed rows and registers them.
 
@@ -48,9 +49,11 @@ class StagingBuffer:
             block_tokens: Tokens of a block.
             head_dim: Elements of one head of one token.
             dtype: Element type of `rows`, of 1, 2 or 4 bytes.
+            is_pinned: Whether CUDA devices read the rows (`RegisteredPool.pin`).
 
         Raises:
-            ValueError: Where layout or shape are wrong.
+            ValueError: Where layout or shape are wrong, and as `RegisteredPool.pin`.
+            RuntimeError: As `RegisteredPool.pin`.
         """
         shape = (num_layers, num_blocks, num_kv_heads, 2 * block_tokens, head_dim)
         self.name = name
@@ -67,6 +70,12 @@ class StagingBuffer:
             size_bytes=self._rows.nbytes,
             keepalive=self._rows,
         )
+        if is_pinned:
+            try:
+                self.pool.pin()
+            except (ValueError, RuntimeError):
+                self.pool.close()
+                raise
 
     @property
     def is_in_use(self) -> bool:

@@ -26,6 +26,7 @@ class KernelCode(enum.IntEnum):
     VALID_TOKENS_OUT_OF_RANGE = 12
     NUM_KEYS_OUT_OF_RANGE = 13
     OPEN_TRANSFER = 14
+    OTHER_DEVICE = 15
 
     @property
     def sentence(self) -> str:
@@ -77,6 +78,11 @@ _SENTENCES = {
         "An asynchronous upload that is not done yet writes a block that the call would use, or "
         "reads one that it would write (without a row: through another pool over the same "
         "memory); wait for the upload's event, or use other blocks."
+    ),
+    KernelCode.OTHER_DEVICE: (
+        "The pools lie in memories that no one call reaches: a plain pool on a device takes a "
+        "packed one on that device or in pinned host memory (`RegisteredPool.pin`), a plain pool "
+        "on the host one on the host."
     ),
 }
 

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "blockcompact/device.h"
+
 namespace blockcompact {
 namespace {
 
@@ -76,6 +78,25 @@ void CheckMemory(const PoolMemory& memory, int64_t num_blocks, int64_t element_b
   }
 }
 
+// Called last: it may start the device's driver.
+void CheckDevice(const PoolMemory& memory) {
+  const int32_t device = memory.stream.device;
+  if (device == kHostDevice) return;
+  DeviceRuntime* runtime = GetDeviceRuntime();
+  if (runtime == nullptr) {
+    Refuse(
+        "`device` is " + std::to_string(device) +
+        " but the CUDA component is not there; install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON");
+  }
+  for (const std::byte* allocation : memory.allocations) {
+    const int32_t found = runtime->PlaceOf(allocation).device;
+    if (found == device) continue;
+    Refuse("`pointer` is memory of " +
+           (found == kHostDevice ? std::string("the host") : "device " + std::to_string(found)) +
+           ", not of `device` " + std::to_string(device));
+  }
+}
+
 bool HasAllocationPerLayer(const PoolMemory& memory) {
   return memory.num_layers > 1 && memory.allocations.size() > 1;
 }
@@ -103,6 +124,7 @@ std::vector<std::byte*> LayerBases(const PoolMemory& memory) {
 }
 
 int64_t Add(const PoolMemory& memory, std::variant<PlainView, PackedView> view) {
+  CheckDevice(memory);
   auto pool = std::make_shared<Pool>();
   pool->view = std::move(view);
   for (const std::byte* allocation : memory.allocations) {
@@ -110,6 +132,7 @@ int64_t Add(const PoolMemory& memory, std::variant<PlainView, PackedView> view) 
   }
   pool->is_writable = memory.is_writable;
   pool->keepalive = memory.keepalive;
+  pool->stream = memory.stream;
   Registry& registry = GetRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   pool->pool_id = registry.next_pool_id++;
@@ -154,10 +177,39 @@ bool RemovePool(int64_t pool_id) {
 }
 
 std::shared_ptr<Pool> FindPool(int64_t pool_id) {
+  std::shared_ptr<Pool> pool = FindAnyPool(pool_id);
+  return pool == nullptr || pool->is_on_device() ? nullptr : pool;
+}
+
+std::shared_ptr<Pool> FindAnyPool(int64_t pool_id) {
   Registry& registry = GetRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   const auto found = registry.pools.find(pool_id);
   return found == registry.pools.end() ? nullptr : found->second;
+}
+
+bool PinPool(int64_t pool_id) {
+  const std::shared_ptr<Pool> pool = FindAnyPool(pool_id);
+  if (pool == nullptr) return false;
+  const std::unique_lock<std::shared_mutex> lock(pool->mutex);
+  if (pool->is_on_device()) Refuse("the pool's memory is a device's; pin memory of the host");
+  if (pool->pinned != nullptr) Refuse("the pool is pinned already; pin it once");
+  DeviceRuntime* runtime = GetDeviceRuntime();
+  if (runtime == nullptr) {
+    Refuse("the CUDA component is not there; install with -Ccmake.define.BLOCKCOMPACT_CUDA=ON");
+  }
+  auto unpin = [runtime](std::vector<const std::byte*>* begins) {
+    for (const std::byte* begin : *begins) runtime->Unpin(begin);
+    delete begins;
+  };
+  const std::shared_ptr<std::vector<const std::byte*>> pinned(new std::vector<const std::byte*>,
+                                                              unpin);
+  for (const MemorySpan& span : pool->spans) {
+    runtime->Pin(span.begin, span.end - span.begin);
+    pinned->push_back(span.begin);
+  }
+  pool->pinned = pinned;
+  return true;
 }
 
 int64_t NumPools() {

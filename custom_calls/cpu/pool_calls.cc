@@ -4,6 +4,7 @@
 #include <shared_mutex>
 
 #include "blockcompact/block_move.h"
+#include "blockcompact/device_calls.h"
 #include "blockcompact/open_transfers.h"
 #include "blockcompact/pool.h"
 
@@ -39,15 +40,20 @@ struct LockedPair {
   WriteLock write;
 };
 
-StatusCode CheckPair(const Pool* from, const Pool* to, const PlainView* plain,
-                     const PackedView* packed) {
+const PlainView* PlainOf(const Pool* pool) { return pool == nullptr ? nullptr : pool->plain(); }
+const PackedView* PackedOf(const Pool* pool) { return pool == nullptr ? nullptr : pool->packed(); }
+
+StatusCode CheckPair(const Pool* from, const Pool* to, const Pool* plain_pool,
+                     const Pool* packed_pool) {
   if (from == nullptr || to == nullptr) return StatusCode::kUnknownPool;
+  const PlainView* plain = PlainOf(plain_pool);
+  const PackedView* packed = PackedOf(packed_pool);
   if (plain == nullptr || packed == nullptr) return StatusCode::kWrongPoolKind;
   if (plain->shape != packed->shape) return StatusCode::kShapeMismatch;
   if (plain->num_layers() != packed->num_layers()) return StatusCode::kShapeMismatch;
   if (!to->is_writable) return StatusCode::kReadOnlyPool;
   if (Overlap(*from, *to)) return StatusCode::kOverlappingPools;
-  return StatusCode::kOk;
+  return CanMeet(*plain_pool, *packed_pool) ? StatusCode::kOk : StatusCode::kOtherDevice;
 }
 
 Status CheckFromNotOpen(const Pool& pool, const Rows& rows) {
@@ -67,11 +73,11 @@ Status CheckNotOpen(const Pool& from, const Pool& to, const Rows& rows) {
 template <typename UploadFunction>
 Status UploadWith(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
                   const UploadFunction& upload) {
-  const std::shared_ptr<Pool> from = FindPool(packed_ref.pool_id);
-  const std::shared_ptr<Pool> to = FindPool(plain_ref->pool_id);
-  const PackedView* packed = from == nullptr ? nullptr : from->packed();
-  const PlainView* plain = to == nullptr ? nullptr : to->plain();
-  const StatusCode code = CheckPair(from.get(), to.get(), plain, packed);
+  const std::shared_ptr<Pool> from = FindAnyPool(packed_ref.pool_id);
+  const std::shared_ptr<Pool> to = FindAnyPool(plain_ref->pool_id);
+  const PackedView* packed = PackedOf(from.get());
+  const PlainView* plain = PlainOf(to.get());
+  const StatusCode code = CheckPair(from.get(), to.get(), to.get(), from.get());
   if (code != StatusCode::kOk) return Fail(code);
   const LockedPair lock(*from, *to);
   if (from->generation != packed_ref.ord || to->generation != plain_ref->ord) {
@@ -95,11 +101,11 @@ std::vector<int32_t> Copy(const int32_t* column, int64_t num_rows, int32_t missi
 
 Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
                 const ParallelFor& parallel_for) {
-  const std::shared_ptr<Pool> from = FindPool(plain_ref.pool_id);
-  const std::shared_ptr<Pool> to = FindPool(packed_ref->pool_id);
-  const PlainView* plain = from == nullptr ? nullptr : from->plain();
-  const PackedView* packed = to == nullptr ? nullptr : to->packed();
-  const StatusCode code = CheckPair(from.get(), to.get(), plain, packed);
+  const std::shared_ptr<Pool> from = FindAnyPool(plain_ref.pool_id);
+  const std::shared_ptr<Pool> to = FindAnyPool(packed_ref->pool_id);
+  const PlainView* plain = PlainOf(from.get());
+  const PackedView* packed = PackedOf(to.get());
+  const StatusCode code = CheckPair(from.get(), to.get(), from.get(), to.get());
   if (code != StatusCode::kOk) return Fail(code);
   const LockedPair lock(*from, *to);
   if (from->generation != plain_ref.ord || to->generation != packed_ref->ord) {
@@ -109,7 +115,11 @@ Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
                                    plain->shape.block_tokens});
   if (status.ok()) status = CheckNotOpen(*from, *to, rows);
   if (!status.ok()) return status;
-  PackRows(*plain, *packed, rows, parallel_for);
+  if (from->is_on_device()) {
+    DevicePack(*from, *to, rows);
+  } else {
+    PackRows(*plain, *packed, rows, parallel_for);
+  }
   packed_ref->ord = ++to->generation;
   return {};
 }
@@ -117,13 +127,24 @@ Status PoolPack(const PoolRef& plain_ref, PoolRef* packed_ref, const Rows& rows,
 Status PoolUpload(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
                   const ParallelFor& parallel_for) {
   return UploadWith(packed_ref, plain_ref, rows, [&](const auto& packed, const auto& plain) {
-    UnpackRows(*packed->packed(), *plain->plain(), rows, parallel_for);
+    if (plain->is_on_device()) {
+      EnqueueUnpack(*packed, *plain, rows, DeviceOrder::kInStream).Wait();
+    } else {
+      UnpackRows(*packed->packed(), *plain->plain(), rows, parallel_for);
+    }
   });
 }
 
 Status BeginPoolUpload(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows& rows,
                        BegunUpload* upload) {
   return UploadWith(packed_ref, plain_ref, rows, [&](const auto& packed, const auto& plain) {
+    auto open = std::make_unique<OpenTransfer>(*packed, *plain, rows);
+    if (plain->is_on_device()) {
+      auto enqueued = std::make_shared<const DeviceCall>(
+          EnqueueUnpack(*packed, *plain, rows, DeviceOrder::kBeside));
+      *upload = BegunUpload{packed, plain, {}, {}, {}, {}, std::move(open), std::move(enqueued)};
+      return;
+    }
     const int32_t block_tokens = static_cast<int32_t>(plain->plain()->shape.block_tokens);
     *upload = BegunUpload{packed,
                           plain,
@@ -131,18 +152,20 @@ Status BeginPoolUpload(const PoolRef& packed_ref, PoolRef* plain_ref, const Rows
                           Copy(rows.from_block, rows.num_rows, kHole),
                           Copy(rows.to_block, rows.num_rows, kHole),
                           Copy(rows.valid_tokens, rows.num_rows, block_tokens),
-                          std::make_unique<OpenTransfer>(*packed, *plain, rows)};
+                          std::move(open),
+                          nullptr};
   });
 }
 
 void BegunUpload::Run(const ParallelFor& parallel_for) const {
+  if (enqueued != nullptr) return enqueued->Wait();
   const Rows rows{static_cast<int64_t>(layer.size()), layer.data(), from_block.data(),
                   to_block.data(), valid_tokens.data()};
   UnpackRows(*packed->packed(), *plain->plain(), rows, parallel_for);
 }
 
 Status PoolBlockMove(PoolRef* ref, const Rows& rows, const ParallelFor& parallel_for) {
-  const std::shared_ptr<Pool> pool = FindPool(ref->pool_id);
+  const std::shared_ptr<Pool> pool = FindAnyPool(ref->pool_id);
   if (pool == nullptr) return Fail(StatusCode::kUnknownPool);
   if (!pool->is_writable) return Fail(StatusCode::kReadOnlyPool);
   const WriteLock lock(pool->mutex);
@@ -151,8 +174,13 @@ Status PoolBlockMove(PoolRef* ref, const Rows& rows, const ParallelFor& parallel
     Status status = CheckRows(
         rows, {view.num_layers(), view.num_blocks, view.num_blocks, view.shape.block_tokens});
     if (status.ok()) status = CheckNotOpen(*pool, *pool, rows);
-    if (status.ok()) MoveBlocks(BlockSpaceOf(view), rows, parallel_for);
-    return status;
+    if (!status.ok()) return status;
+    if (pool->is_on_device()) {
+      DeviceMove(*pool, rows);
+    } else {
+      MoveBlocks(BlockSpaceOf(view), rows, parallel_for);
+    }
+    return {};
   };
   const Status status = pool->plain() != nullptr ? move(*pool->plain()) : move(*pool->packed());
   if (status.ok()) ref->ord = ++pool->generation;
@@ -161,7 +189,7 @@ Status PoolBlockMove(PoolRef* ref, const Rows& rows, const ParallelFor& parallel
 
 Status PoolGather(const PoolRef& ref, const PlainView& out, const Rows& rows,
                   const ParallelFor& parallel_for) {
-  const std::shared_ptr<Pool> pool = FindPool(ref.pool_id);
+  const std::shared_ptr<Pool> pool = FindAnyPool(ref.pool_id);
   if (pool == nullptr) return Fail(StatusCode::kUnknownPool);
   const PlainView* plain = pool->plain();
   if (plain == nullptr) return Fail(StatusCode::kWrongPoolKind);
@@ -171,8 +199,13 @@ Status PoolGather(const PoolRef& ref, const PlainView& out, const Rows& rows,
   Status status =
       CheckRows(rows, {plain->num_layers(), plain->num_blocks, 0, plain->shape.block_tokens});
   if (status.ok()) status = CheckFromNotOpen(*pool, rows);
-  if (status.ok()) GatherRows(*plain, out, rows, parallel_for);
-  return status;
+  if (!status.ok()) return status;
+  if (pool->is_on_device()) {
+    DeviceGather(*pool, out, rows);
+  } else {
+    GatherRows(*plain, out, rows, parallel_for);
+  }
+  return {};
 }
 
 }  // namespace blockcompact

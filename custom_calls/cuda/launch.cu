@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "blockcompact/grid_dispatch.h"
+#include "blockcompact/grid_serial.h"
 #include "launch.h"
 
 namespace blockcompact::cuda {
@@ -57,9 +58,7 @@ struct Launcher {
 
   template <typename Body>
   cudaError_t operator()(const Body& body, int64_t num_rows, int64_t num_lanes) const {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      for (int64_t lane = 0; lane < num_lanes; ++lane) body(row, static_cast<uint32_t>(lane));
-    }
+    SerialGrid{}(body, num_rows, num_lanes);
     return cudaSuccess;
   }
 };
@@ -102,6 +101,20 @@ cudaError_t GatherRows(const GridPlain& from, const GridPlain& to, const BlockSh
 
 cudaError_t MoveBlocks(const GridMove& move, cudaStream_t stream) {
   return LaunchMove(move, Launcher{stream});
+}
+
+cudaError_t CheckKeys(const GridKeys& keys, int32_t* status, cudaStream_t stream) {
+  const cudaError_t error = cudaMemsetAsync(keys.fault, 0xff, sizeof(GridFault), stream);
+  return error == cudaSuccess ? LaunchKeyChecks(keys, status, Launcher{stream}) : error;
+}
+
+cudaError_t ScoreBlocks(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+                        const GridScores& to, cudaStream_t stream) {
+  return LaunchScores(order, keys, queries, to, Launcher{stream});
+}
+
+cudaError_t AttendBlocks(GridOrder order, const GridAttend& call, cudaStream_t stream) {
+  return LaunchAttend(order, call, Launcher{stream});
 }
 
 }  // namespace blockcompact::cuda

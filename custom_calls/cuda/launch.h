@@ -5,8 +5,10 @@
 
 #include <cstdint>
 
+#include "blockcompact/grid_attend.h"
 #include "blockcompact/grid_moves.h"
 #include "blockcompact/grid_rows.h"
+#include "blockcompact/grid_scores.h"
 
 namespace blockcompact::cuda {
 
@@ -27,9 +29,18 @@ cudaError_t UnpackRows(PackedLayout layout, const GridPacked& from, const GridPl
 cudaError_t PackRows(PackedLayout layout, const GridPlain& from, const GridPacked& to,
                      const BlockShape& shape, const GridRows& grid, cudaStream_t stream);
 
+// Plain blocks to plain blocks; see GatherBody.
 cudaError_t GatherRows(const GridPlain& from, const GridPlain& to, const BlockShape& shape,
                        const GridRows& grid, cudaStream_t stream);
 
 cudaError_t MoveBlocks(const GridMove& move, cudaStream_t stream);
+
+// Checks the keys and writes the status, int32 [2], as CheckRows does for rows.
+cudaError_t CheckKeys(const GridKeys& keys, int32_t* status, cudaStream_t stream);
+
+cudaError_t ScoreBlocks(GridOrder order, const GridKeys& keys, const GridQueries& queries,
+                        const GridScores& to, cudaStream_t stream);
+
+cudaError_t AttendBlocks(GridOrder order, const GridAttend& call, cudaStream_t stream);
 
 }  // namespace blockcompact::cuda

@@ -11,6 +11,9 @@
 inline void OnStore(const std::byte* address, int num_bytes);
 #define BLOCKCOMPACT_ON_STORE(address, num_bytes) OnStore(address, num_bytes)
 
+// All headers with bodies: they see the definition above where nothing includes them before.
+#include "blockcompact/emulated_device.h"
+#include "blockcompact/grid_attend.h"
 #include "blockcompact/grid_dispatch.h"
 #include "blockcompact/rows.h"
 #include "check.h"

@@ -227,7 +227,11 @@ void TestRefusedCallsMoveNothing() {
   LaunchMove({target.grid.base, Data(saved), shape.packed_row_bytes(), call.grid}, Emulator{});
   CHECK(target.bytes == before, "a refused call moved bytes");
   PlainMemory out(shape, 1, 2, false, 0, 0, 3);
-  LaunchGather(target.grid, out.grid, shape, call.grid, Emulator{});
+  GridRows gather = call.grid;
+  LaunchGather(target.grid, target.grid, shape, gather, Emulator{});
+  CHECK(target.bytes == before, "a refused copy moved bytes");
+  gather.rows.to_block = nullptr;
+  LaunchGather(target.grid, out.grid, shape, gather, Emulator{});
   const std::byte* gathered = out.view.block(0, 0);
   CHECK(std::all_of(gathered, gathered + 2 * shape.packed_row_bytes(),
                     [](std::byte b) { return b == std::byte{0}; }),

@@ -110,10 +110,10 @@ def _blocks_of(rng, sequence, first, num_keys, block_tokens):
 
 
 @contextlib.contextmanager
-def pools_of(rng, sequence, parts):
+def pools_of(rng, sequence, parts, register=register_plain):
     """Segments that hold the sequence; parts: (num_keys, block_tokens, place) one after another.
 
-    `place` is a packed layout's label or a place of `plain_memory`.
+    `place` is a packed layout's label or a place of `plain_memory`, which `register` takes.
     """
     with contextlib.ExitStack() as stack:
         segments, first = [], 0
@@ -125,7 +125,7 @@ def pools_of(rng, sequence, parts):
                 pool = register_packed(_pack(blocks.view(unsigned), place), layout)
             else:
                 memory, view = plain_memory(blocks.view(unsigned), place)
-                pool = register_plain(memory, view)
+                pool = register(memory, view)
             stack.enter_context(pool)
             # Entries past the last key are not looked at.
             table = np.append(table, np.int32(-1))

@@ -51,3 +51,29 @@ def held():
     native.hold_uploads(True)
     yield lambda fault="": native.hold_uploads(False, fault)
     native.hold_uploads(False)
+
+
+@pytest.fixture
+def device():
+    """The emulated device in the place of CUDA's."""
+    native = load_native()
+    emulated = native.EmulatedDevice()
+    before = native.set_device_runtime(emulated.runtime)
+    yield emulated
+    emulated.hold(False)
+    native.set_device_runtime(before)
+
+
+@pytest.fixture
+def on_device(device):
+    """Registers arrays as memory of the device."""
+    added = []
+
+    def register(memory, view, *, device_ordinal=0, **options):
+        device.add_memory(memory.ctypes.data, memory.nbytes, device_ordinal)
+        added.append(memory)
+        return register_plain(memory, view, **({"device": device_ordinal} | options))
+
+    yield register
+    for memory in added:
+        device.remove_memory(memory.ctypes.data)

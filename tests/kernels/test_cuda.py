@@ -11,17 +11,22 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from blockcompact_jax import kernels
 from blockcompact_jax.kernels import Layout, NativeModuleError, build_info
 from blockcompact_jax.kernels.native import load_cuda, load_native
+from blockcompact_jax.scores import BlockReduction
 
 from .helpers import assert_same_bytes, column, random_blocks
 
 BLOCKS = jax.ShapeDtypeStruct((3, 8, 2, 2, 32, 64), np.uint16)
 ROWS = jax.ShapeDtypeStruct((3, 5, 2, 64, 64), np.uint16)
+QUERIES = jax.ShapeDtypeStruct((4, 3, 64), jnp.bfloat16)
+KEYS = jax.ShapeDtypeStruct(ROWS.shape, jnp.bfloat16)
+NUMBER = jax.ShapeDtypeStruct((1,), np.int32)
 COLUMN = jax.ShapeDtypeStruct((4,), np.int32)
 LAYOUTS = {"layout": Layout.AMX, "pool_layout": Layout.PLAIN_HND}
 IS_COMPILED = build_info()["cuda"].startswith("compiled")
@@ -51,12 +56,26 @@ def unpack(packed):
     return kernels.unpack(packed, layout=Layout.AMX, plain_layout=Layout.PLAIN_HND)
 
 
+def score(queries, blocks, table, num_keys, layer):
+    return kernels.score_blocks(
+        queries,
+        blocks,
+        table,
+        num_keys,
+        layout=Layout.AMX,
+        block_reduction=BlockReduction.MAX,
+        layer=layer,
+        scale=0.5,
+    )
+
+
 CASES = {
     "unpack_scatter": (upload, (BLOCKS, ROWS, COLUMN, COLUMN, COLUMN, COLUMN), True),
     "block_move": (move, (BLOCKS, COLUMN, COLUMN, COLUMN), True),
     "gather": (gather, (BLOCKS, COLUMN, COLUMN), False),
     "pack": (pack, (BLOCKS,), False),
     "unpack": (unpack, (ROWS,), False),
+    "score_blocks": (score, (QUERIES, KEYS, COLUMN, NUMBER, NUMBER), False),
 }
 
 
@@ -172,3 +191,20 @@ def test_UPL_6_jitted_calls_on_a_device_move_the_bytes_that_the_cpu_moves(rng):
         results.append([uploaded.status, moved.status, *gathered, moved.pool])
     for on_cuda, on_cpu in zip(*results, strict=True):
         assert_same_bytes(on_cuda, on_cpu)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_device(), reason="no CUDA device, or CUDA not compiled: not run")
+def test_SEL_9_jitted_scores_on_a_device_are_those_of_the_cpu(rng):
+    """SEL-9: score_blocks of JAX arrays on the device, within rounding; its statuses too."""
+    queries = rng.standard_normal(QUERIES.shape).astype(jnp.bfloat16)
+    keys = rng.standard_normal(KEYS.shape).astype(jnp.bfloat16)
+    table, layer = column(4, 0, 2, -1), column(1)
+    for num_keys in (70, 97, 200):
+        results = []
+        for platform in ("cuda", "cpu"):
+            on_device = functools.partial(jax.device_put, device=jax.devices(platform)[0])
+            operands = (queries, keys, table, column(num_keys), layer)
+            results.append(score(*map(on_device, operands)))
+        np.testing.assert_array_equal(*(result.status for result in results))
+        np.testing.assert_allclose(*(result.scores for result in results), 1e-4, 1e-4)

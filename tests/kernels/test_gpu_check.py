@@ -1,20 +1,28 @@
-"""The device check's own judgement, with a made-up device: time on a real one is dear."""
+"""The device check itself, with a made-up and an emulated device: time on a real one is dear."""
 
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from blockcompact_jax.kernels import Layout
+from blockcompact_jax.kernels.native import load_native
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 
 @pytest.fixture
-def gpu_check():
+def gpu_check(monkeypatch):
+    """The script, without its work on pools: no test but one waits for that."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module.gpu_pools, "SMALL_CASES", [])
+    monkeypatch.setattr(module.gpu_pools, "timings", lambda _: {})
     return module
 
 
@@ -65,10 +73,11 @@ def run(gpu_check, monkeypatch, capsys, device, *arguments):
 
 def test_all_good_is_status_0_with_every_sample(gpu_check, monkeypatch, capsys, tmp_path):
     out = tmp_path / "results.json"
-    status, report = run(gpu_check, monkeypatch, capsys, MadeUpDevice(), "--out", str(out))
+    status, report = run(gpu_check, monkeypatch, capsys, MadeUpDevice(), "--json", str(out))
     assert status == 0
     assert report == json.loads(out.read_text())
     assert report["device"] == "made up"
+    assert report["machine"]["num_cpus"] > 0
     assert report["is_correct"] is report["is_fast_enough"] is True
     timings = report["timings"]
     assert {timing["kernel"] for timing in timings} == {
@@ -103,3 +112,75 @@ def test_only_the_reload_of_large_pinned_rows_has_a_limit(gpu_check, monkeypatch
     slow = [timing for timing in report["timings"] if not timing["is_fast_enough"]]
     assert {timing["kernel"] for timing in slow} == {"reload_pinned"}
     assert min(timing["row_bytes"] for timing in slow) == 64 << 10
+
+
+def emulated_memory(device, spoil=None):
+    """The component's class for memory of a device, of numpy memory of the emulated one.
+
+    `spoil`: what happens to the bytes that are read.
+    """
+
+    class DeviceMemory:
+        def __init__(self, num_bytes):
+            self.array = np.zeros(num_bytes, np.uint8)
+            self.address = self.array.ctypes.data
+            device.add_memory(self.address, num_bytes, 0)
+
+        def __del__(self):
+            device.remove_memory(self.address)
+
+        def write(self, array):
+            self.array[: array.nbytes] = array.reshape(-1)
+
+        def read(self, array):
+            device.run_all()
+            array.reshape(-1)[:] = self.array[: array.nbytes]
+            if spoil is not None:
+                spoil(array.reshape(-1))
+
+    return DeviceMemory
+
+
+@pytest.fixture
+def pool_checks(gpu_check, monkeypatch):
+    """The work on pools, on sizes for the emulated device."""
+    module = importlib.reload(gpu_check.gpu_pools)
+    monkeypatch.setattr(module, "LARGE_CASE", module.PoolCase(Layout.AMX, 3, 4, 1, 32, 32))
+    monkeypatch.setattr(module, "NUM_RUNS", 2)
+    return module
+
+
+def test_all_pool_checks_pass_on_the_emulated_device(
+    gpu_check, pool_checks, device, monkeypatch, capsys
+):
+    made_up = MadeUpDevice()
+    made_up.DeviceMemory = emulated_memory(device)
+    status, report = run(gpu_check, monkeypatch, capsys, made_up)
+    assert report["unequal_pools"] == []
+    assert status == 0
+    pools = report["pools"]
+    jobs = {result["job"]: result for result in pools["results"]}
+    assert {"pinned_memcpy", "start_pool_upload", "both at once"} < set(jobs)
+    assert sum(job.startswith(("attend", "score")) for job in jobs) == 4
+    assert all(len(result["samples_us"]) == 2 for result in jobs.values())
+    assert all(result["bytes"] > 0 for result in jobs.values())
+    assert pools["case"]["layout"] == "amx"
+    assert np.isfinite(pools["hidden_share_of_the_shorter"])
+    assert load_native().num_pools() == 0
+
+
+def test_pools_with_wrong_bytes_are_status_1(gpu_check, pool_checks, device, monkeypatch, capsys):
+    def spoil(read):
+        read[-1] ^= 64  # an exponent
+
+    made_up = MadeUpDevice()
+    made_up.DeviceMemory = emulated_memory(device, spoil)
+    monkeypatch.setattr(pool_checks, "timings", lambda _: {})
+    monkeypatch.setattr(pool_checks, "SMALL_CASES", pool_checks.SMALL_CASES[1:2])
+    status, report = run(gpu_check, monkeypatch, capsys, made_up)
+    assert status == 1
+    assert report["is_correct"] is False
+    calls = report["unequal_pools"][0]["calls"]
+    assert {"upload", "start_pool_upload", "block_move", "attend_blocks", "score_blocks"} <= set(
+        calls
+    )

@@ -12,15 +12,18 @@
 
 namespace blockcompact {
 
-// Views whose layers lie at equal distances. Offsets are 64-bit bytes.
+// Views in 64-bit bytes. Layers lie at equal distances of `layer_bytes`, or each at its own of the
+// `layer_offsets`, whose bits `layer_bytes` then joins: it says what divides them all.
 struct GridPlain {
   std::byte* base = nullptr;
   int64_t layer_bytes = 0;
   PlainStrides strides;
+  const int64_t* layer_offsets = nullptr;
 
   BLOCKCOMPACT_HOST_DEVICE std::byte* token(int64_t layer, int64_t block, int64_t kv, int64_t head,
                                             int64_t token) const {
-    return base + layer * layer_bytes + block * strides.block_bytes + kv * strides.kv_bytes +
+    const int64_t offset = layer_offsets == nullptr ? layer * layer_bytes : layer_offsets[layer];
+    return base + offset + block * strides.block_bytes + kv * strides.kv_bytes +
            head * strides.head_bytes + token * strides.token_bytes;
   }
 };
@@ -29,9 +32,11 @@ struct GridPacked {
   std::byte* base = nullptr;
   int64_t layer_bytes = 0;
   int64_t block_bytes = 0;
+  const int64_t* layer_offsets = nullptr;
 
   BLOCKCOMPACT_HOST_DEVICE std::byte* block(int64_t layer, int64_t block) const {
-    return base + layer * layer_bytes + block * block_bytes;
+    const int64_t offset = layer_offsets == nullptr ? layer * layer_bytes : layer_offsets[layer];
+    return base + offset + block * block_bytes;
   }
 };
 
@@ -156,7 +161,8 @@ struct PackBody {
   }
 };
 
-// Plain blocks to block number = row number of `to`; zeros for padding and for a refused call.
+// Plain blocks to plain blocks. Where rows name no destination it is their own number in layer 0,
+// and padding and refused calls give zeros there; else both leave everything as it is.
 template <int kBytes>
 struct GatherBody {
   GridPlain from;
@@ -171,13 +177,17 @@ struct GatherBody {
     const int64_t offset = int64_t{lane - token_number * lanes_per_token} * kBytes;
     const uint32_t region = token_number / tokens;
     const uint32_t token = token_number - region * tokens;
+    const bool is_moved = !grid.is_refused() && !grid.is_hole(row);
+    const bool has_destination = grid.rows.to_block != nullptr;
+    if (!is_moved && has_destination) return;
     Run<uint8_t, kBytes> bytes = {};
-    if (!grid.is_refused() && !grid.is_hole(row)) {
+    if (is_moved) {
       const std::byte* source =
           from.token(grid.layer_of(row), grid.from_block_of(row), region % 2, region / 2, token);
       bytes = LoadRun<uint8_t, kBytes>(source + offset);
     }
-    StoreRun(to.token(0, row, region % 2, region / 2, token) + offset, bytes);
+    const int64_t layer = has_destination ? grid.layer_of(row) : 0;
+    StoreRun(to.token(layer, grid.to_block_of(row), region % 2, region / 2, token) + offset, bytes);
   }
 };
 

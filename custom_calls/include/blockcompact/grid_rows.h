@@ -16,7 +16,8 @@ inline constexpr GridFault kNoGridFault = ~GridFault{0};
 inline constexpr int32_t kNoOwner = 0x7f7f7f7f;  // all bytes 0x7f, as memset leaves them
 
 // Rows of a call on the grid. `fault` is read by the threads that move: a refused call moves
-// nothing. Null block columns stand for the row's own number. `owner` is [num_layers,
+// nothing, one without `fault` was checked before. Null block columns stand for the row's own
+// number. `owner` is [num_layers,
 // num_to_blocks]: the first row that writes a block.
 struct GridRows {
   Rows rows;
@@ -24,7 +25,9 @@ struct GridRows {
   GridFault* fault = nullptr;
   int32_t* owner = nullptr;
 
-  BLOCKCOMPACT_HOST_DEVICE bool is_refused() const { return *fault != kNoGridFault; }
+  BLOCKCOMPACT_HOST_DEVICE bool is_refused() const {
+    return fault != nullptr && *fault != kNoGridFault;
+  }
   BLOCKCOMPACT_HOST_DEVICE int64_t from_block_of(int64_t row) const {
     return rows.from_block == nullptr ? row : rows.from_block[row];
   }

@@ -14,6 +14,8 @@
 
 namespace blockcompact {
 
+class DeviceCall;
+
 // A pool and the generation the caller believes it has. An accepted write sets the next one.
 struct PoolRef {
   int64_t pool_id = 0;
@@ -26,12 +28,14 @@ Status PoolUpload(const PoolRef& packed, PoolRef* plain, const Rows& rows,
                   const ParallelFor& parallel_for);
 
 // An upload that PoolUpload would have run, accepted and not yet run. It keeps its own copy of the
-// rows, both pools, and the blocks open until it is destroyed.
+// rows, both pools, and the blocks open until it is destroyed. One to a device is enqueued there
+// already: running it is waiting for it.
 struct BegunUpload {
   std::shared_ptr<Pool> packed;
   std::shared_ptr<Pool> plain;
   std::vector<int32_t> layer, from_block, to_block, valid_tokens;
   std::unique_ptr<OpenTransfer> open;
+  std::shared_ptr<const DeviceCall> enqueued;  // on a device
 
   void Run(const ParallelFor& parallel_for) const;
 };

@@ -22,6 +22,7 @@ enum class StatusCode : int32_t {
   kValidTokensOutOfRange = 12,
   kNumKeysOutOfRange = 13,
   kOpenTransfer = 14,
+  kOtherDevice = 15,
 };
 
 struct Status {
