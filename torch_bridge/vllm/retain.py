@@ -18,7 +18,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from torch_bridge.vllm.requests import RetainedRequests
-from torch_bridge.vllm.specs import as_kind, merge_plain, register_manager
+from torch_bridge.vllm.specs import as_kind, check_kind, merge_plain, register_manager
 
 _retained_by_engine: WeakValueDictionary[str, RetainedRequests] = WeakValueDictionary()
 # A process may have several engines, and each numbers its physical blocks from 0.
@@ -46,6 +46,7 @@ class RetainedAttentionSpec(FullAttentionSpec):
     @classmethod
     def merge(cls, specs: Sequence[Self]) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The one specification of layers that share a block table."""
+        check_kind(cls, specs)
         (engine,) = {spec.engine for spec in specs}
         return as_kind(cls, merge_plain(specs), engine=engine)
 
@@ -95,4 +96,4 @@ class RetainedAttentionManager(FullAttentionManager):
         return blocks
 
 
-register_manager(RetainedAttentionSpec, RetainedAttentionManager)
+register_manager(RetainedAttentionSpec, RetainedAttentionManager, stands_for=FullAttentionSpec)
