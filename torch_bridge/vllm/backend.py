@@ -160,13 +160,19 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.drafting import GroupDrafting
+        from torch_bridge.vllm.hosting import GroupHosting
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version("vLLM")
         self._check_engine(config)
-        kind = GroupDrafting if config.policy == "lossless" else GroupCompaction
+        kind, more = GroupCompaction, {}
+        if config.policy == "lossless":
+            kind = GroupDrafting
+        elif config.host_bytes is not None:
+            kind, more = GroupHosting, {"host_bytes": self._host_bytes(config.host_bytes)}
         compaction = kind(
             config,
+            **more,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
                 num_query_heads=self.num_heads,
@@ -188,6 +194,12 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             len(self.layer_names),
         )
         return compaction
+
+    def _host_bytes(self, host_bytes: int) -> int:
+        """This group's share of the host's memory, by its layers."""
+        layers: dict[str, Any] = get_layers_from_vllm_config(self.vllm_config, Attention)
+        num_full_layers = sum(layer.sliding_window is None for layer in layers.values())
+        return host_bytes * len(self.layer_names) // num_full_layers
 
     def _make_window(self) -> WindowDrafting:
         from torch_bridge.vllm.drafting import WindowDrafting
@@ -281,6 +293,7 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         # The group's layers share the metadata and run one after another.
         attn_metadata.block_table = step.block_table_by_layer_name[layer.layer_name]
+        step.move(layer.layer_name, kv_cache)
         super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         if step.has_scored_rows:
             step.score(
