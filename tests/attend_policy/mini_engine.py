@@ -35,6 +35,7 @@ class MiniEngine:
     def __init__(self, compaction, retained=None):
         self.compaction, self.retained = compaction, retained
         self.gone: dict[int, set[int]] = {}  # logical blocks that a request gave back
+        self.came_back: dict[int, dict[int, int]] = {}  # physical blocks that no table names
         shape = {"num_blocks": NUM_BLOCKS, "heads": HEADS, "block_tokens": B, "dims": DIMS}
         self.kv = [PackedKV("vec", dtype=torch.float32, **shape) for _ in LAYER_NAMES]
         self.block_table = torch.full((MAX_REQUESTS, MAX_BLOCKS), -7, dtype=torch.int32)
@@ -46,19 +47,24 @@ class MiniEngine:
 
     def admit(self, name, num_prompt):
         self.names.append(name)
-        self.num_prompt[name], self.gone[name] = num_prompt, set()
+        self.num_prompt[name], self.gone[name], self.came_back[name] = num_prompt, set(), {}
         self.seq_lens[len(self.names) - 1] = 0
 
     def go_on(self, name, num_tokens):
         """The next step computes so many tokens of a request; its table comes anew."""
         self.num_next[name] = num_tokens
-        self.block_table[self.names.index(name), list(self.gone[name])] = 0
+        place = self.names.index(name)
+        self.block_table[place, list(self.gone[name])] = 0
+        for logical, block in self.came_back[name].items():
+            self.block_table[place, logical] = block
 
     def leave(self, name):
         """The last row moves into the hole, as in a persistent batch."""
         place, last = self.names.index(name), len(self.names) - 1
         blocks = self.block_table[place, : -(-int(self.seq_lens[place]) // B)].tolist()
-        gone = self.gone.pop(name)
+        gone, came_back = self.gone.pop(name), self.came_back.pop(name)
+        for logical, block in came_back.items():
+            blocks[logical] = block
         self.free.extend(block for logical, block in enumerate(blocks) if logical not in gone)
         if self.retained is not None and blocks:
             self.retained.forget(blocks[0])
@@ -72,6 +78,7 @@ class MiniEngine:
         """Runs one step; returns {name: [out of each layer]} of the newest token of requests that
         were prefilled before; [layer][token] of those that go on with several."""
         self._take_back()
+        self._bring_back()
         queries, is_decoding = [], []
         for place, name in enumerate(self.names):
             before = int(self.seq_lens[place])
@@ -96,6 +103,8 @@ class MiniEngine:
                     for position in positions
                 ]
             )
+            if step is not None:
+                step.move(layer_name, self.kv[layer].tensor)
             out = self._attend(layer, step, query, first_query, is_known)
             if step is not None and step.has_scored_rows:
                 step.score(
@@ -120,14 +129,29 @@ class MiniEngine:
             for logical in self.retained.dropped_blocks(int(self.block_table[place, 0])):
                 if logical not in self.gone[name]:
                     self.gone[name].add(logical)
-                    self.free.append(int(self.block_table[place, logical]))
+                    block = int(self.block_table[place, logical])
+                    self.free.append(self.came_back[name].pop(logical, block))
+
+    def _bring_back(self):
+        """Empty blocks for what is awaited; tables keep naming what was there before."""
+        for place, name in enumerate(self.names):
+            if self.retained is None or not self.seq_lens[place]:
+                continue
+            first_block = int(self.block_table[place, 0])
+            for logical in self.retained.awaited_blocks(first_block):
+                self.gone[name].remove(logical)
+                block = self.came_back[name][logical] = self._take()
+                self.retained.come_back(first_block, logical, block)
+
+    def _take(self):
+        block = self.free.pop()
+        for kv in self.kv:
+            kv.clear(block)
+        return block
 
     def _grow(self, place, before, after):
         for logical in range(-(-before // B), -(-after // B)):
-            block = self.free.pop()
-            for kv in self.kv:
-                kv.clear(block)
-            self.block_table[place, logical] = block
+            self.block_table[place, logical] = self._take()
         self.seq_lens[place] = after
 
     def _write(self, layer, place, position):

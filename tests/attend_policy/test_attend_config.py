@@ -18,6 +18,7 @@ from torch_bridge.vllm.engine_checks import (
     UnsupportedEngineError,
     check_engine,
     check_retaining,
+    check_window,
 )
 
 
@@ -32,13 +33,14 @@ def test_a_budget_is_enough():
     assert str(config.budget) == "10%"
     assert config.reselect_every_tokens == 16
     assert config.policy == "attend"
+    assert config.host_bytes is None
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("10%", r"`blockcompact` is '10%', expected a mapping"),
-        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, policy, reselect"),
+        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, host_bytes, policy"),
         (
             {"budget": "10%", "policy": "drop"},
             r"`policy` is 'drop', expected one of attend, retain",
@@ -50,6 +52,9 @@ def test_a_budget_is_enough():
         ({"budget": "10%", "reselect_every_tokens": 0}, r"`reselect_every_tokens` is 0"),
         ({"budget": "10%", "reselect_every_tokens": True}, r"`reselect_every_tokens` is True"),
         ({"budget": "10%", "reselect_every_tokens": 2.5}, r"`reselect_every_tokens` is 2.5"),
+        ({"budget": "10%", "host_bytes": 4096}, r"`host_bytes` is given with `policy` 'attend'"),
+        ({"budget": "10%", "policy": "retain", "host_bytes": 0}, r"`host_bytes` is 0, expected"),
+        ({"budget": "10%", "policy": "retain", "host_bytes": "2G"}, r"`host_bytes` is '2G'"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(given, message):
@@ -200,6 +205,12 @@ def test_an_engine_that_cannot_draft_is_refused(faults, message):
 def test_layers_without_room_for_drafts_are_refused():
     with pytest.raises(UnsupportedEngineError, match=r"kind FullAttentionSpec.*policy 'attend'"):
         check_engine(drafting(), GOOD, policy="lossless")
+
+
+def test_a_window_group_without_room_for_drafts_is_refused():
+    check_window("LookaheadWindowSpec")
+    with pytest.raises(UnsupportedEngineError, match=r"kind MambaSpec.*policy 'attend'"):
+        check_window("MambaSpec")
 
 
 def installed(monkeypatch, **versions_by_name):

@@ -14,15 +14,19 @@ from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm import compaction as compaction_module
 from torch_bridge.vllm.compaction import GroupCompaction
 from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.hosting import GroupHosting
 from torch_bridge.vllm.requests import RetainedRequests
 
 from . import mini_engine as mini
 from .mini_engine import MiniEngine, token_values
 from .packed import attend
 
+ALL_BLOCKS = mini.MAX_REQUESTS * mini.MAX_BLOCKS
 
-def make_engine(budget, every, policy="attend"):
-    retained = RetainedRequests() if policy == "retain" else None
+
+def make_engine(budget, every, policy="attend", num_host_blocks=ALL_BLOCKS):
+    """Of the policies of `AttendConfig`; "host" is "retain" with host memory."""
+    retained = RetainedRequests() if policy in {"retain", "host"} else None
     geometry = ModelGeometry.uniform(
         num_layers=mini.LAYERS,
         num_query_heads=mini.HEADS * mini.GROUP,
@@ -32,13 +36,19 @@ def make_engine(budget, every, policy="attend"):
         dtype="float32",
         layout="vec",
     )
-    compaction = GroupCompaction(
-        AttendConfig(policy=policy, budget=parse_budget(budget), reselect_every_tokens=every),
+    kind, more = GroupCompaction, {}
+    if policy == "host":
+        block_bytes = mini.LAYERS * geometry.block_bytes(0)
+        kind, more = GroupHosting, {"host_bytes": (num_host_blocks + 1) * block_bytes - 1}
+    name = "retain" if policy == "host" else policy
+    compaction = kind(
+        AttendConfig(policy=name, budget=parse_budget(budget), reselect_every_tokens=every),
         geometry=geometry,
         layer_names=mini.LAYER_NAMES,
         layout=Layout.VEC,
         max_tokens=mini.MAX_BLOCKS * mini.B,
         retained=retained,
+        **more,
     )
     return MiniEngine(compaction, retained)
 
@@ -47,20 +57,23 @@ class NamedRequest:
     """What the policy promises one request, from its name and its length."""
 
     def __init__(self, name, budget, every, policy="attend"):
-        self.is_retained = policy == "retain"
+        self.is_retained, self.is_hosted = policy in {"retain", "host"}, policy == "host"
         self.name, self.budget, self.every = name, parse_budget(budget), every
         self.selected = None  # of each layer: a set of logical blocks
         self.num_candidates = self.reselect_at = self.length = 0
         self.has_given_back = False
+        self.chosen = self.awaited = None  # (selected, num_candidates) on their way
 
     def decode(self, length):
         """(out of each layer, keys attended to, whether it is scored) of a step."""
+        self._apply()
         whole = length // mini.B
         budget = max(self.budget.num_blocks(whole), 2)
         self.length = length
         self.has_given_back = self.is_retained and self.selected is not None
         can_select = budget < whole or (self.is_retained and self.selected is not None)
         is_scored = can_select and (self.selected is None or length >= self.reselect_at)
+        is_scored = is_scored and self.awaited is None
         if budget >= whole and not self.is_retained:
             self.selected = None
         outs, masses = [], []
@@ -70,7 +83,7 @@ class NamedRequest:
             num_keys = len(tokens)
             outs.append(self._attend(layer, length, tokens)[0])
             if is_scored:  # over all tokens that are its own, whatever is attended to
-                own = tokens if self.is_retained else range(length)
+                own = tokens if self.is_retained and not self.is_hosted else range(length)
                 mass = torch.zeros(length, dtype=torch.float64)
                 mass[list(own)] = self._attend(layer, length, own)[1].mean(0)
                 masses.append(mass)
@@ -82,7 +95,8 @@ class NamedRequest:
         """[layer][token] of a step with the `count` tokens up to `length`; without what is gone."""
         self.length = length
         if not self.has_given_back:  # it starts anew, with all its KV
-            self.selected, self.reselect_at = None, 0
+            self.selected, self.reselect_at, self.chosen = None, 0, None
+        self._apply()
         return [
             torch.stack(
                 [
@@ -92,6 +106,20 @@ class NamedRequest:
             )
             for layer in range(mini.LAYERS)
         ]
+
+    def _apply(self):
+        """With host memory: a choice holds in the next step, or once what must come back is there,
+        in the step after it."""
+        if self.awaited is not None:
+            (self.selected, self.num_candidates), self.awaited = self.awaited, None
+        if self.chosen is None:
+            return
+        chosen, self.chosen = self.chosen, None
+        new = chosen[0][0] - (self.selected[0] if self.selected is not None else chosen[0][0])
+        if any(block < self.num_candidates for block in new):
+            self.awaited = chosen
+        else:
+            self.selected, self.num_candidates = chosen
 
     def _tokens(self, layer, length):
         return [
@@ -116,18 +144,21 @@ class NamedRequest:
     def _select(self, length, budget, masses):
         candidates = range(1, length // mini.B - 1)
         if self.is_retained:
-            if self.selected is not None:
+            if self.selected is not None and not self.is_hosted:
                 gone = set(range(self.num_candidates)) - self.selected[0]
                 candidates = [block for block in candidates if block not in gone]
             masses = [torch.stack(masses).mean(0)] * mini.LAYERS
-        self.num_candidates = length // mini.B - 1
-        self.selected = []
+        num_candidates, selected = length // mini.B - 1, []
         for mass in masses:
             block_mass = [
-                float(mass[b * mini.B : (b + 1) * mini.B].sum()) for b in range(self.num_candidates)
+                float(mass[b * mini.B : (b + 1) * mini.B].sum()) for b in range(num_candidates)
             ]
             ranked = sorted(candidates, key=lambda b: (-block_mass[b], b))
-            self.selected.append(set([0, *ranked][: budget - 1]))
+            selected.append(set([0, *ranked][: budget - 1]))
+        if self.is_hosted:
+            self.chosen = selected, num_candidates
+        else:
+            self.selected, self.num_candidates = selected, num_candidates
 
 
 @settings(max_examples=12)
@@ -135,7 +166,7 @@ class NamedRequest:
     data=st.data(),
     budget=st.sampled_from(["2b", "3b", "25%", "60%", "100%"]),
     every=st.sampled_from([1, 3, 7]),
-    policy=st.sampled_from(["attend", "retain"]),
+    policy=st.sampled_from(["attend", "retain", "host"]),
 )
 def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, every, policy):
     """Requests join, leave and reuse blocks; outputs, counted keys and scorings are as promised."""
@@ -180,6 +211,8 @@ def test_what_is_attended_is_exactly_the_selection_and_the_tail(data, budget, ev
     assert counts.num_keys == num_keys
     assert counts.num_full_keys == num_full_keys
     assert counts.num_scored == num_scored
+    if policy == "host":
+        assert engine.compaction.host.num_lost == 0
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -208,6 +241,54 @@ def test_OWN_1_what_is_not_retained_goes_back_and_is_reused():
     for name in range(mini.MAX_REQUESTS):
         engine.leave(name)
     assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
+
+
+def hosting_request(num_host_blocks):
+    """An engine whose one request decoded for a while with another selection every few tokens."""
+    engine = make_engine("3b", 2, "host", num_host_blocks)
+    engine.admit(1, 11 * mini.B)
+    for _ in range(mini.B - 3):
+        engine.step()
+    return engine
+
+
+def test_OWN_1_blocks_on_the_host_come_back_into_blocks_of_the_engine():
+    """OWN-1, UPL-6: what the engine has is the budget; what the request can choose, everything."""
+    engine = hosting_request(num_host_blocks=12)
+    host = engine.compaction.host
+    assert mini.NUM_BLOCKS - 1 - len(engine.free) <= 3 + 1
+    assert host.num_uploaded > 2
+    assert host.num_kept == 12 - host.num_free <= 9, "a block is copied to the host once"
+    engine.leave(1)
+    assert host.num_free == 12
+    assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
+
+
+def test_what_the_host_has_no_room_for_is_gone_and_counted():
+    engine = hosting_request(num_host_blocks=4)
+    host = engine.compaction.host
+    assert (host.num_free, host.num_kept) == (0, 4)
+    assert host.num_lost >= 4
+    hosted = set(engine.retained.find(int(engine.block_table[0, 0])).hosted.host_block_of)
+    assert len(hosted) == 4
+    engine.leave(1)
+    assert host.num_free == 4
+
+
+def test_host_memory_for_less_than_a_block_is_refused():
+    with pytest.raises(ValueError, match=r"`host_bytes` is \d+ for 2 layers, expected at least"):
+        make_engine("3b", 2, "host", num_host_blocks=0)
+
+
+def test_a_host_block_is_freed_once():
+    from torch_bridge.vllm.host_blocks import HostBlocks
+
+    host = HostBlocks(layout=Layout.VEC, num_layer_rows=1, max_blocks=3)
+    taken = host.take(5)
+    assert sorted(taken) == [0, 1, 2]
+    host.give_back(taken[:1])
+    with pytest.raises(ValueError, match=f"`host_blocks` has {taken[0]}, which is free"):
+        host.give_back(taken)
 
 
 @pytest.mark.parametrize("every", [1, 3, 8])

@@ -38,26 +38,34 @@ def save_llama(directory, max_positions=1024):
     return directory
 
 
-def save_gemma(directory):
+def save_gemma(directory, layer_types=("sliding_attention", "full_attention") * 2):
     import transformers
 
     torch.manual_seed(2)
     config = transformers.Gemma3TextConfig(
         hidden_size=96,
         intermediate_size=96,
-        num_hidden_layers=4,
+        num_hidden_layers=len(layer_types),
         num_attention_heads=4,
         num_key_value_heads=1,
         head_dim=32,
         vocab_size=VOCAB,
         max_position_embeddings=1024,
         sliding_window=48,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_types=list(layer_types),
         query_pre_attn_scalar=32,
         initializer_range=0.2,
+        tie_word_embeddings=False,  # tied random ones repeat their newest token for ever
     )
-    transformers.Gemma3ForCausalLM(config).save_pretrained(directory)
+    model = transformers.Gemma3ForCausalLM(config)
+    for layer in model.model.layers:  # attention must tell in what comes out
+        layer.post_attention_layernorm.weight.data.fill_(3.0)
+    model.save_pretrained(directory)
     return directory
+
+
+def save_windows_only(directory):
+    return save_gemma(directory, ("sliding_attention",) * 2)
 
 
 class NoDrafts:

@@ -8,7 +8,8 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 
 import engines
 import torch
-from attend_policy.packed import attend, packed_places
+from attend_policy.packed import attend
+from draft_writes import DraftWrites
 from engines import B, read_tokens
 
 EVERY, BUDGET, LAYERS, NUM_DRAFTS = 8, 3, 3, 4
@@ -191,36 +192,10 @@ def test_drafts_attend_to_the_selection_the_tail_and_earlier_drafts(llm, counted
 
 def test_drafts_leave_every_byte_of_confirmed_kv_alone(llm, counted, monkeypatch):
     """They write in their own request's blocks, behind its confirmed tokens, and nowhere else."""
-    runner = engines.runner_of(llm)
-    propose, (isa,) = runner.drafter.propose, [b.isa for b in engines.builders_of(llm)]
-    (manager,) = scheduler_of(llm).kv_cache_manager.coordinator.single_type_managers
-    key, value = packed_places(isa, B, 32, is_16_bit=False)
-    num_written, num_crossed = 0, 0
-
-    def watched(sampled, num_tokens, token_ids, **kwargs):
-        nonlocal num_written, num_crossed
-        before = [kv.clone() for kv in runner.kv_caches]
-        drafts = propose(sampled, num_tokens, token_ids, **kwargs)
-        allowed = collections.defaultdict(set)
-        for place, drafted in enumerate(drafts):
-            blocks = manager.req_to_blocks[runner.input_batch.req_ids[place]]
-            first = int(num_tokens[place]) - 1
-            num_crossed += first // B != (first + len(drafted) - 1) // B and len(drafted) > 0
-            for position in range(first, first + len(drafted)):
-                allowed[blocks[position // B].block_id].add(position % B)
-        for old, kv in zip(before, runner.kv_caches, strict=True):
-            is_changed = (old != kv).reshape(NUM_BLOCKS, kv.shape[1], -1).any(1)
-            for block in is_changed.any(1).nonzero().flatten().tolist():
-                changed = is_changed[block]
-                tokens = {t for t in range(B) if changed[key[t]].any() or changed[value[t]].any()}
-                assert tokens <= allowed[block]
-                num_written += len(tokens)
-        return drafts
-
-    monkeypatch.setattr(runner.drafter, "propose", watched, raising=False)
+    writes = DraftWrites(llm, monkeypatch)
     engines.generate(llm, [engines.prompt(n) for n in (158, 120, 187)], 40)
-    assert num_written > 100
-    assert num_crossed > 2, "drafts reach into blocks that hold nothing confirmed"
+    assert writes.num_written > 100
+    assert writes.num_crossed > 2, "drafts reach into blocks that hold nothing confirmed"
 
 
 def sampled(llm, seed):

@@ -69,11 +69,11 @@ def test_an_engine_that_cannot_draft_does_not_start(models, options, message):
         pytest.fail("it started")
 
 
-def test_drafts_for_sliding_window_layers_are_refused(models):
+def test_drafts_for_a_model_without_full_attention_are_refused(models):
     with (
-        pytest.raises(ValueError, match=r"kind SlidingWindowSpec.* use the policy 'attend'"),
+        pytest.raises(ValueError, match="no full-attention layers"),
         engines.engine(
-            models(engines.save_gemma),
+            models(engines.save_windows_only),
             compaction=LOSSLESS,
             speculative_config=engines.self_speculation(2),
         ),
@@ -107,14 +107,18 @@ def test_the_proposer_without_the_plugin_is_refused(models):
         pytest.fail("it started")
 
 
-def test_windowed_layers_in_a_full_attention_group_are_refused(models):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compaction": {"budget": "10%"}},
+        {"compaction": LOSSLESS, "speculative_config": engines.self_speculation(2)},
+    ],
+    ids=["attend", "lossless"],
+)
+def test_windowed_layers_in_a_full_attention_group_are_refused(models, options):
     with (
         pytest.raises(ValueError, match=r"2 of 4 layers .* sliding window"),
-        engines.engine(
-            models(engines.save_gemma),
-            compaction={"budget": "10%"},
-            disable_hybrid_kv_cache_manager=True,
-        ),
+        engines.engine(models(engines.save_gemma), disable_hybrid_kv_cache_manager=True, **options),
     ):
         pytest.fail("it started")
 

@@ -37,7 +37,9 @@ from torch_bridge.vllm.config import AttendConfig, parse_config
 # vLLM loads this module wherever it is installed; JAX comes in only where compaction is on.
 if TYPE_CHECKING:
     from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
+    from torch_bridge.vllm.drafting import WindowDrafting
     from torch_bridge.vllm.requests import RetainedRequests
+    from torch_bridge.vllm.steps import StepTables
 
 
 logger = init_logger("vllm.blockcompact")  # under vLLM's own, so that its level and format hold
@@ -67,10 +69,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         config = parse_config(vllm_config.additional_config)
         self.compaction: GroupCompaction | None = None
+        self.window: WindowDrafting | None = None
         if config is None:
             return
-        if isinstance(kv_cache_spec, FullAttentionSpec) or config.policy == "lossless":
+        if isinstance(kv_cache_spec, FullAttentionSpec):
             self.compaction = self.make_compaction(config)
+        elif config.policy == "lossless":
+            self.window = self._make_window()
         layers: dict[str, Any] = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         for layer in layers.values():
             layer.impl.builder = self  # where the proposer finds it
@@ -83,6 +88,8 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> CPUAttentionMetadata:
         """Builds the metadata of a step; every layer of the group receives it."""
         common = common_attn_metadata
+        if self.window is not None:
+            self.window.begin_verification(common.block_table_tensor[: common.num_reqs].numpy())
         step = None if self.compaction is None else self._begin_step(self.compaction, common)
         if step is None:
             return super().build(common_prefix_len, common, fast_build)
@@ -107,18 +114,21 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
 
     def build_draft(
         self,
-        step: StepCompaction,
+        step: StepCompaction | StepTables,
         num_queries: list[int],
         slot_mapping: torch.Tensor,
-    ) -> CompactedMetadata:
+    ) -> CPUAttentionMetadata:
         """Builds the metadata of a forward that drafts.
 
         Args:
-            step: what it attends to.
+            step: what it attends to; tables alone where the layers share one.
             num_queries: tokens of each row.
             slot_mapping: int64 [tokens], where their KV goes.
         """
-        num_keys = torch.from_numpy(step.tables.num_keys)
+        from torch_bridge.vllm.compaction import StepCompaction
+
+        tables = step.tables if isinstance(step, StepCompaction) else step
+        num_keys = torch.from_numpy(tables.num_keys)
         first_query = torch.tensor([0, *np.cumsum(num_queries)], dtype=torch.int32)
         common = CommonAttentionMetadata(
             query_start_loc=first_query,
@@ -128,10 +138,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             num_actual_tokens=sum(num_queries),
             max_query_len=max(num_queries),
             max_seq_len=int(num_keys.max()),
-            block_table_tensor=torch.from_numpy(step.tables.block_table[0]),
+            block_table_tensor=torch.from_numpy(tables.block_table[0]),
             slot_mapping=slot_mapping,
         )
-        return CompactedMetadata(**vars(super().build(0, common)), step=step)
+        metadata = super().build(0, common)
+        if not isinstance(step, StepCompaction):
+            return metadata
+        return CompactedMetadata(**vars(metadata), step=step)
 
     def make_compaction(self, config: AttendConfig) -> GroupCompaction:
         """The policy for this group.
@@ -147,13 +160,19 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.drafting import GroupDrafting
+        from torch_bridge.vllm.hosting import GroupHosting
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
         check_version("vLLM")
         self._check_engine(config)
-        kind = GroupDrafting if config.policy == "lossless" else GroupCompaction
+        kind, more = GroupCompaction, {}
+        if config.policy == "lossless":
+            kind = GroupDrafting
+        elif config.host_bytes is not None:
+            kind, more = GroupHosting, {"host_bytes": self._host_bytes(config.host_bytes)}
         compaction = kind(
             config,
+            **more,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
                 num_query_heads=self.num_heads,
@@ -175,6 +194,20 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             len(self.layer_names),
         )
         return compaction
+
+    def _host_bytes(self, host_bytes: int) -> int:
+        """This group's share of the host's memory, by its layers."""
+        layers: dict[str, Any] = get_layers_from_vllm_config(self.vllm_config, Attention)
+        num_full_layers = sum(layer.sliding_window is None for layer in layers.values())
+        return host_bytes * len(self.layer_names) // num_full_layers
+
+    def _make_window(self) -> WindowDrafting:
+        from torch_bridge.vllm.drafting import WindowDrafting
+        from torch_bridge.vllm.engine_checks import check_window
+
+        check_version("vLLM")
+        check_window(_kind(self.kv_cache_spec))
+        return WindowDrafting()
 
     def _retained(self, config: AttendConfig) -> RetainedRequests | None:
         if config.policy != "retain":
@@ -260,6 +293,7 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         # The group's layers share the metadata and run one after another.
         attn_metadata.block_table = step.block_table_by_layer_name[layer.layer_name]
+        step.move(layer.layer_name, kv_cache)
         super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         if step.has_scored_rows:
             step.score(
@@ -286,6 +320,7 @@ def _make_spec(vllm_config: VllmConfig, config: AttendConfig | None) -> Callable
             lookahead_spec,
             num_lookahead_tokens=vllm_config.num_speculative_tokens,
             max_tokens=vllm_config.model_config.max_model_len,
+            has_window_groups=not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager,
         )
     return None
 

@@ -65,6 +65,9 @@ class StepCompaction:
         """Whether `score` has anything to do."""
         return bool(self.scored)
 
+    def move(self, layer_name: str, kv_cache: torch.Tensor) -> None:
+        """Moves a layer's blocks between the engine and the host before it attends; here, none."""
+
     def score(
         self,
         layer_name: str,
@@ -182,6 +185,7 @@ class GroupCompaction:
         """
         self._finish_scoring()
         requests = self._tracker.step(block_table, num_tokens, is_decoding)
+        self._apply_selections(requests)
         is_scored = [
             request is not None and is_row_decoding and self._is_due(request)
             for request, is_row_decoding in zip(requests, is_decoding.tolist(), strict=True)
@@ -202,6 +206,9 @@ class GroupCompaction:
         )
         self.counts.num_keys += int(tables.num_keys[is_decoding].sum())
         return self._step(requests, is_scored, tables)
+
+    def _apply_selections(self, requests: list[DecodingRequest | None]) -> None:
+        """Of the requests in the step; here, they hold as soon as they are made."""
 
     def _step(
         self, requests: list[DecodingRequest | None], is_scored: list[bool], tables: StepTables

@@ -28,12 +28,15 @@ class AttendConfig:
             "lossless" selects as "attend" does, but for drafts only, which vLLM verifies.
         budget: whole blocks that each layer of a request attends to, sink and recent included; the
             partial block and what was generated since the last selection come on top.
+        host_bytes: under "retain", most host memory of a worker for blocks that were given back,
+            from which later selections bring them back; None for none: then they are gone.
         reselect_every_tokens: most generated tokens between two selections of a request.
     """
 
     policy: PolicyName = "attend"
     budget: Budget
     reselect_every_tokens: int = 16
+    host_bytes: int | None = None
 
 
 def parse_config(additional_config: Any) -> AttendConfig | None:
@@ -60,7 +63,7 @@ def _parse(given: Any) -> AttendConfig:
         raise OptionError(
             f"`{CONFIG_KEY}` is {given!r}, expected a mapping like {{'budget': '10%'}}"
         )
-    known = {"policy", "budget", "reselect_every_tokens"}
+    known = {"policy", "budget", "reselect_every_tokens", "host_bytes"}
     unknown = sorted(set(given) - known)
     if unknown:
         raise OptionError(
@@ -79,4 +82,24 @@ def _parse(given: Any) -> AttendConfig:
         )
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
-    return AttendConfig(policy=policy, budget=budget, reselect_every_tokens=every)
+    host_bytes = given.get("host_bytes")
+    _check_host_bytes(host_bytes, policy)
+    return AttendConfig(
+        policy=policy, budget=budget, reselect_every_tokens=every, host_bytes=host_bytes
+    )
+
+
+def _check_host_bytes(host_bytes: Any, policy: PolicyName) -> None:
+    from blockcompact_jax.budget import OptionError
+
+    if host_bytes is None:
+        return
+    if policy != "retain":
+        raise OptionError(
+            f"`host_bytes` is given with `policy` {policy!r}, expected 'retain': other policies "
+            "give no blocks back"
+        )
+    if not isinstance(host_bytes, int) or isinstance(host_bytes, bool) or host_bytes < 1:
+        raise OptionError(
+            f"`host_bytes` is {host_bytes!r}, expected a whole number of bytes, for example {2**31}"
+        )

@@ -1,8 +1,9 @@
 """The lossless policy of one KV-cache group: what drafts attend to, and when requests are scored.
 
 The engine's own steps verify: they attend to everything, and give the scores. Between them drafts
-attend to each layer's selected blocks and to everything newer. Their KV lies in the slots behind
-the confirmed tokens, which the next step writes anew before anything reads them.
+attend to each layer's selected blocks and to everything newer; in sliding-window layers, which
+select nothing, to the window. Their KV lies in the slots behind the confirmed tokens, which the
+next step writes anew before anything reads them.
 """
 
 from __future__ import annotations
@@ -207,3 +208,46 @@ class GroupDrafting(GroupCompaction):
         self.counts.num_keys += int(tables.num_keys.sum())
         self.counts.num_full_keys += int(num_tokens.sum())
         return self._step([None] * len(rows), [False] * len(rows), tables)
+
+
+class WindowDrafting:
+    """Serves the drafts of one group of sliding-window layers.
+
+    The engine's kernel keeps to the window by itself, over the confirmed tokens and the drafts. A
+    step frees what lies behind the window of its own first token, and drafts come after that.
+    """
+
+    _block_table: Int32[np.ndarray, "batch max_blocks"]
+
+    def begin_verification(self, block_table: Int32[np.ndarray, "batch max_blocks"]) -> None:
+        """Remembers a step's table.
+
+        Args:
+            block_table: physical blocks of every row; it must stay as it is until the drafts are
+                made.
+        """
+        self._block_table = block_table
+
+    def draft_tables(
+        self,
+        places: list[int],
+        num_tokens: Int32[np.ndarray, " row"],
+        *,
+        num_draft_tokens: int,
+    ) -> DraftTables:
+        """As `GroupDrafting`; nothing is skipped but by the kernel."""
+        block_table = self._block_table[places]
+        return DraftTables(
+            tables=StepTables(
+                block_table=block_table[None],
+                num_keys=num_tokens + np.int32(num_draft_tokens - 1),
+            ),
+            num_skipped_tokens=np.zeros_like(num_tokens),
+            block_table=block_table,
+        )
+
+    def draft_step(
+        self, draft: DraftTables, rows: list[int], num_tokens: Int32[np.ndarray, " row"]
+    ) -> StepTables:
+        """As `GroupDrafting`, with the one table of all layers."""
+        return StepTables(block_table=draft.block_table[rows][None], num_keys=num_tokens)

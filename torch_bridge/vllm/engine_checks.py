@@ -25,6 +25,8 @@ _KV_CACHE_KINDS = {"FullAttentionSpec", "RetainedAttentionSpec", "LookaheadAtten
 PROPOSER = "torch_bridge.vllm.proposer.SelfSpeculation"
 """The class that vLLM's `speculative_config` names under the policy "lossless"."""
 
+_KINDS_WITH_ROOM = {"LookaheadAttentionSpec", "LookaheadWindowSpec"}
+
 _MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 
 
@@ -67,11 +69,25 @@ def check_engine(config: Any, attention: AttentionFacts, *, policy: PolicyName =
         UnsupportedEngineError: with the first fault and its remedy.
     """
     for fault in (
-        *(_faults_of_drafting(config, attention.kv_cache_kind) if policy == "lossless" else ()),
         *_faults_of_attention(attention),
+        *(_faults_of_drafting(config) if policy == "lossless" else ()),
+        *(_faults_of_room(attention.kv_cache_kind) if policy == "lossless" else ()),
         *_faults_of_config(config),
         *(() if policy == "lossless" else _faults_of_speculation(config)),
     ):
+        raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
+
+
+def check_window(kv_cache_kind: str) -> None:
+    """Refuses a group beside full attention in which drafts have no room.
+
+    Args:
+        kv_cache_kind: class of its KV-cache specification, and what is special about it.
+
+    Raises:
+        UnsupportedEngineError: for a kind that is not sliding-window attention of ours.
+    """
+    for fault in _faults_of_room(kv_cache_kind):
         raise UnsupportedEngineError(f"blockcompact cannot serve this engine: {fault}")
 
 
@@ -193,7 +209,7 @@ def _faults_of_speculation(config: Any) -> Iterator[str]:
         )
 
 
-def _faults_of_drafting(config: Any, kv_cache_kind: str) -> Iterator[str]:
+def _faults_of_drafting(config: Any) -> Iterator[str]:
     given = config.speculative_config
     if given is None or given.method != "custom_class" or given.model != PROPOSER:
         named = None if given is None else f"{given.method} {given.model}"
@@ -207,11 +223,6 @@ def _faults_of_drafting(config: Any, kv_cache_kind: str) -> Iterator[str]:
             f"`num_speculative_tokens` is {given.num_speculative_tokens}, expected at most "
             f"{_MAX_DRAFT_TOKENS}, which is all that vLLM's sampler verifies; 8 is a good start"
         )
-    if kv_cache_kind != "LookaheadAttentionSpec":
-        yield (
-            f"a layer has a KV cache of the kind {kv_cache_kind}, and drafts need room behind the "
-            "tokens of every layer, which plain full attention has; use the policy 'attend'"
-        )
     if config.scheduler_config.async_scheduling:
         yield (
             "asynchronous scheduling is on, which plans a step before the drafts for it are known; "
@@ -221,3 +232,12 @@ def _faults_of_drafting(config: Any, kv_cache_kind: str) -> Iterator[str]:
         yield "LoRA is on, and drafts would run without its adapters; leave `enable_lora` out"
     if config.model_config.is_multimodal_model:
         yield "its model takes images or sound, and drafts know tokens alone; use a text model"
+
+
+def _faults_of_room(kv_cache_kind: str) -> Iterator[str]:
+    if kv_cache_kind not in _KINDS_WITH_ROOM:
+        yield (
+            f"a layer has a KV cache of the kind {kv_cache_kind}, and drafts need room behind the "
+            "tokens of every layer, which plain full and sliding-window attention have; use the "
+            "policy 'attend'"
+        )

@@ -18,13 +18,14 @@ from jaxtyping import Int32
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface.lookup import NgramLookup
 from torch_bridge.vllm import sampler_kernels
 from torch_bridge.vllm.backend import BlockCompactAttentionImpl, BlockCompactMetadataBuilder
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
-from torch_bridge.vllm.drafting import DraftTables, GroupDrafting
+from torch_bridge.vllm.drafting import DraftTables, GroupDrafting, WindowDrafting
 from torch_bridge.vllm.engine_checks import UnsupportedEngineError
 from torch_bridge.vllm.requests import DecodingRequest
 
@@ -63,9 +64,26 @@ class SelfSpeculation:
             model: the target model, loaded.
 
         Raises:
-            UnsupportedEngineError: where its layers are not the plugin's.
+            UnsupportedEngineError: where its layers are not the plugin's, keep state of another
+                kind, or none of them is of full attention.
         """
-        for name, layer in self._layers().items():
+        layers = self._layers()
+        for name, layer in get_layers_from_vllm_config(
+            self._vllm_config, AttentionLayerBase
+        ).items():
+            if name not in layers:
+                raise UnsupportedEngineError(
+                    f"blockcompact cannot draft in this engine: its layer {name} is a "
+                    f"{type(layer).__name__}, whose state drafts would change; leave "
+                    f"`speculative_config` and {CONFIG_KEY!r} out"
+                )
+        if all(layer.sliding_window is not None for layer in layers.values()):
+            raise UnsupportedEngineError(
+                "blockcompact cannot draft in this engine: its model has no full-attention layers, "
+                "and others have nothing to select; leave `speculative_config` and "
+                f"{CONFIG_KEY!r} out"
+            )
+        for name, layer in layers.items():
             if not isinstance(layer.impl, BlockCompactAttentionImpl):
                 raise UnsupportedEngineError(
                     f"blockcompact cannot draft in this engine: its layer {name} runs "
@@ -96,7 +114,8 @@ class SelfSpeculation:
         """
         num_tokens = num_tokens_no_spec[: len(sampled_token_ids)].astype(np.int32)
         builders = self._builders()
-        selected = [set(_drafting(b).finish_verification(num_tokens)) for b in builders]
+        groups = [group for group in map(_drafting, builders) if isinstance(group, GroupDrafting)]
+        selected = [set(group.finish_verification(num_tokens)) for group in groups]
         places = [
             place
             for place, sampled in enumerate(sampled_token_ids)
@@ -106,7 +125,7 @@ class SelfSpeculation:
         if not places:
             return drafts
         contexts = [
-            self._context(_drafting(builders[0]).request_at(place), token_ids_cpu[place], length)
+            self._context(groups[0].request_at(place), token_ids_cpu[place], length)
             for place, length in zip(places, num_tokens[places].tolist(), strict=True)
         ]
         for place, drafted in zip(places, self._draft(builders, places, contexts), strict=True):
@@ -212,9 +231,10 @@ def _num_standing(suggested: list[int], best: list[int]) -> int:
     return len(suggested)
 
 
-def _drafting(builder: BlockCompactMetadataBuilder) -> GroupDrafting:
-    if not isinstance(builder.compaction, GroupDrafting):
+def _drafting(builder: BlockCompactMetadataBuilder) -> GroupDrafting | WindowDrafting:
+    group = builder.window or builder.compaction
+    if not isinstance(group, GroupDrafting | WindowDrafting):
         raise RuntimeError(
             f"the layers {builder.layer_names} do not draft; this is a fault of blockcompact"
         )
-    return builder.compaction
+    return group

@@ -9,10 +9,30 @@ forgotten.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Int32
+
+from torch_bridge.vllm.host_blocks import HostedBlocks
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Blocks that a request is to attend to.
+
+    Attributes:
+        selected: [row, num_selected] logical blocks, ascending.
+        num_candidate_blocks: blocks before the always-attended tail.
+    """
+
+    selected: Int32[np.ndarray, "row selected"]
+    num_candidate_blocks: int
+
+    def blocks(self, num_blocks: int) -> Int32[np.ndarray, " blocks"]:
+        """Logical blocks of the first row and the tail, of so many blocks, ascending."""
+        tail = np.arange(self.num_candidate_blocks, num_blocks, dtype=np.int32)
+        return np.concatenate([self.selected[0], tail])
 
 
 @dataclass(eq=False)
@@ -28,6 +48,11 @@ class DecodingRequest:
         reselect_at_tokens: its length when it is scored again.
         is_retained: what was not selected is no longer its own; its layers select the same.
         num_drafts: tokens drafted behind its last step.
+        awaited: a selection some of whose blocks must come back first; what is not in it is no
+            longer its own after the step, and what comes back will be.
+        came_back: physical blocks by logical block, where the engine's table does not name them.
+        arriving: the logical blocks that it waits for.
+        hosted: its blocks in host memory; None where there is none.
     """
 
     physical_blocks: Int32[np.ndarray, " blocks"]
@@ -38,14 +63,19 @@ class DecodingRequest:
     reselect_at_tokens: int = 0
     is_retained: bool = False
     num_drafts: int = 0
+    awaited: Selection | None = None
+    arriving: tuple[int, ...] = ()
+    came_back: dict[int, int] = field(default_factory=dict)
+    hosted: HostedBlocks | None = None
 
     def own_blocks(self) -> Int32[np.ndarray, " own"]:
-        """Logical blocks whose KV is its own, ascending."""
+        """Logical blocks whose KV is its own in the engine's memory, ascending."""
         num_blocks = self.physical_blocks.size
+        if self.awaited is not None:
+            return self.awaited.blocks(num_blocks)
         if self.selected is None or not self.is_retained:
             return np.arange(num_blocks, dtype=np.int32)
-        tail = np.arange(self.num_candidate_blocks, num_blocks, dtype=np.int32)
-        return np.concatenate([self.selected[0], tail])
+        return Selection(self.selected, self.num_candidate_blocks).blocks(num_blocks)
 
 
 class RetainedRequests:
@@ -75,9 +105,32 @@ class RetainedRequests:
         own = request.own_blocks()
         return np.setdiff1d(np.arange(request.physical_blocks.size), own).tolist()
 
+    def awaited_blocks(self, first_block: int) -> list[int]:
+        """Logical blocks that a request waits for, ascending; none of an unknown one."""
+        request = self.find(first_block)
+        if request is None:
+            return []
+        return [block for block in request.arriving if block not in request.came_back]
+
+    def come_back(self, first_block: int, logical_block: int, physical_block: int) -> None:
+        """Takes an empty block of the engine for one that a request waits for.
+
+        Raises:
+            ValueError: for a block that it does not wait for.
+        """
+        request = self.find(first_block)
+        if request is None or logical_block not in self.awaited_blocks(first_block):
+            raise ValueError(
+                f"`logical_block` is {logical_block}, which the request in physical block "
+                f"{first_block} does not wait for; expected one of `awaited_blocks`"
+            )
+        request.came_back[logical_block] = physical_block
+
     def forget(self, first_block: int) -> None:
         """Forgets a request that no longer owns its blocks."""
-        self._by_first_block.pop(first_block, None)
+        request = self._by_first_block.pop(first_block, None)
+        if request is not None and request.hosted is not None:
+            request.hosted.release()
 
 
 class RequestTracker:
@@ -166,7 +219,12 @@ class RequestTracker:
         if self._retained is None or not blocks.size:
             return None
         known = self._retained.find(int(blocks[0]))
-        return None if known is None else _checked(known, blocks, num_tokens)
+        if known is None:
+            return None
+        _check(known, blocks, num_tokens)
+        for logical_block, physical_block in known.came_back.items():
+            blocks[logical_block] = physical_block
+        return known
 
     def _find(self, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> DecodingRequest:
         known = self._by_first_block.get(int(blocks[0])) if blocks.size else None
@@ -177,13 +235,12 @@ class RequestTracker:
         return DecodingRequest(physical_blocks=blocks, num_tokens=num_tokens)
 
 
-def _checked(
-    known: DecodingRequest, blocks: Int32[np.ndarray, " blocks"], num_tokens: int
-) -> DecodingRequest:
-    before, own = known.physical_blocks, known.own_blocks()
+def _check(known: DecodingRequest, blocks: Int32[np.ndarray, " blocks"], num_tokens: int) -> None:
+    before = known.physical_blocks
     # In the places of what was given back, vLLM may go on naming it or name its null block.
+    own = np.setdiff1d(known.own_blocks(), list(known.came_back))
     if known.num_tokens < num_tokens and np.array_equal(before[own], blocks[own]):
-        return known
+        return
     raise RuntimeError(
         f"the request in physical block {blocks[0]} gave blocks back at {known.num_tokens} tokens, "
         f"and now has {num_tokens} tokens and other blocks; its KV is lost. This is a fault of "

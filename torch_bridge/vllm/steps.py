@@ -52,6 +52,8 @@ def build_tables(
         if request is None or request.selected is None:
             tables.append(blocks[None])
             continue
+        if request.is_retained:  # it knows of blocks that came back, vLLM's table does not
+            blocks = request.physical_blocks
         selected = blocks[request.selected]
         tail = blocks[request.num_candidate_blocks :]
         tables.append(
