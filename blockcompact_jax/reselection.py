@@ -109,14 +109,21 @@ def round_curves(samples: Iterable[RoundSample], *, min_samples: int = MIN_SAMPL
     round_us = [statistics.median(sample.round_us for sample in each) for each in ages]
     gained = [statistics.fmean(sample.num_gained_tokens for sample in each) for each in ages]
     return RoundCurves(
-        round_us=_monotone(round_us, weights, is_rising=True),
-        gained_tokens=_monotone(gained, weights, is_rising=False),
+        round_us=monotone(round_us, weights, is_rising=True),
+        gained_tokens=monotone(gained, weights, is_rising=False),
     )
 
 
-def _monotone(
+def monotone(
     values: Sequence[float], weights: Sequence[float], *, is_rising: bool
-) -> Float64[np.ndarray, " age"]:
+) -> Float64[np.ndarray, " value"]:
+    """The nearest values that never fall, or never rise: isotonic regression.
+
+    Args:
+        values: in order.
+        weights: of each, above 0.
+        is_rising: never fall.
+    """
     if not values:
         return np.empty(0)
     optimize: Any = import_module("scipy.optimize")  # 0.2 s that a fixed period need not spend
@@ -208,6 +215,7 @@ class Basis(enum.Enum):
 
     FIXED = "fixed period"
     DECIDED = "costs"
+    BOUNDED = "mass lost"
     UNMEASURED = "unmeasured: fixed period kept"
     MEASURING = "measuring a longer period"
     LONGEST = "longest period"
