@@ -91,7 +91,7 @@ class HeldSelection:
         age_tokens: tokens since it was made, 1 or more.
         mass_missed: share of attention mass in blocks that it left out, mean over layers, heads and
             the queries that scored.
-        mass_missed_at_best: the same of the new selection, whose blocks these queries choose.
+        mass_missed_at_best: the same, had as many of the same blocks been chosen by these scores.
         select_us: time of scoring and selecting.
     """
 
@@ -106,7 +106,7 @@ class HeldSelection:
 
     @property
     def mass_lost(self) -> float:
-        """What age lost. Below 0 where the old selection's longer tail makes good for it."""
+        """What age lost, beside what the policy chose by other things than mass."""
         return self.mass_missed - self.mass_missed_at_best
 
 
@@ -125,6 +125,20 @@ def mass_missed(
     candidates = mass[:, :num_candidate_blocks].sum(axis=1)
     held = np.take_along_axis(mass, selected.astype(np.int64), axis=1).sum(axis=1)
     return float((candidates - held).mean())
+
+
+def mass_missed_at_best(
+    mass: Float[np.ndarray, "row block"], num_selected: int, num_candidate_blocks: int
+) -> float:
+    """The least share of attention mass that so many blocks of each row can miss, mean over rows.
+
+    Args:
+        mass: of each logical block; each row adds up to 1.
+        num_selected: blocks a row.
+        num_candidate_blocks: blocks before the always-attended tail.
+    """
+    ranked = np.sort(mass[:, :num_candidate_blocks], axis=1)
+    return float(ranked[:, : max(num_candidate_blocks - num_selected, 0)].sum(axis=1).mean())
 
 
 def longest_within(samples: Iterable[HeldSelection], *, max_mass_lost: float) -> float | None:

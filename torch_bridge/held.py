@@ -17,6 +17,7 @@ from blockcompact_jax.period import (
     PeriodChoice,
     mass_decision,
     mass_missed,
+    mass_missed_at_best,
 )
 from blockcompact_jax.reselection import Basis
 
@@ -133,7 +134,6 @@ class HoldingPeriod:
         mass: Float[np.ndarray, "row block"],
         *,
         held: Blocks,
-        new: Blocks,
         age_tokens: int,
         num_tokens: int,
         select_us: float,
@@ -144,7 +144,6 @@ class HoldingPeriod:
         Args:
             mass: attention mass of each logical block, mean over heads and the queries that scored.
             held: the selection that ends.
-            new: the one that begins.
             age_tokens: tokens that the first served.
             num_tokens: tokens of the sequence.
             select_us: time of scoring and selecting.
@@ -153,7 +152,9 @@ class HoldingPeriod:
         sample = HeldSelection(
             age_tokens=age_tokens,
             mass_missed=mass_missed(mass, *held),
-            mass_missed_at_best=mass_missed(mass, *new),
+            mass_missed_at_best=mass_missed_at_best(
+                mass, held.selected.shape[1], held.num_candidate_blocks
+            ),
             select_us=select_us,
         )
         if self._by_mass is not None:

@@ -1,5 +1,6 @@
 """How long an engine holds a selection: against every fixed period, and the formula written out."""
 
+import itertools
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from blockcompact_jax.period import (
     longest_within,
     mass_decision,
     mass_missed,
+    mass_missed_at_best,
     next_period,
 )
 from blockcompact_jax.reselection import Basis, RoundSample
@@ -118,6 +120,15 @@ def test_missed_mass_is_that_of_candidates_that_are_not_selected(data):
         for row in range(rows)
     ]
     assert mass_missed(mass, selected, candidates) == pytest.approx(sum(missed) / rows)
+    least = [
+        min(
+            sum(mass[row, block] for block in range(candidates) if block not in chosen)
+            for chosen in itertools.combinations(range(candidates), num_selected)
+        )
+        for row in range(rows)
+    ]
+    at_best = mass_missed_at_best(mass, num_selected, candidates)
+    assert at_best == pytest.approx(sum(least) / rows, abs=1e-12)
 
 
 class Rounds:

@@ -181,12 +181,10 @@ class AttendSequence:
         self.num_scored += 1
         select_us = self._score_us + (time.perf_counter() - begin) * 1e6
         self._score_us = 0.0
-        new = self._blocks()
-        if self.period.is_asking and self._is_held and held is not None and new is not None:
+        if self.period.is_asking and self._is_held and held is not None:
             self.period.book(
                 mass.mean(1),
                 held=held,
-                new=new,
                 age_tokens=age_tokens,
                 num_tokens=self.num_tokens,
                 select_us=select_us,

@@ -78,14 +78,12 @@ class ScoringPeriod:
     def _book(
         self, scored: ScoredRequest, held: Blocks | None, *, age_tokens: int, select_us: float
     ) -> None:
-        new = _blocks(scored.request)
         is_whole = scored.own_blocks.size == scored.request.physical_blocks.size
-        if not self._holding.is_asking or held is None or new is None or not is_whole:
+        if not self._holding.is_asking or held is None or not is_whole:
             return
         self._holding.book(
             _mass(scored.log_sum_exps).mean(axis=1),
             held=held,
-            new=new,
             age_tokens=age_tokens,
             num_tokens=scored.request.num_tokens,
             select_us=select_us,
