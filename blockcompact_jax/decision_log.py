@@ -52,9 +52,12 @@ class DecisionLog:
 
 
 def is_decision_log(path: Path) -> bool:
-    """Whether a file begins as one."""
-    with path.open("rb") as file:
-        return file.read(len(_START)) == _START
+    """Whether a file begins as one; a file that cannot be read does not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_START)) == _START
+    except OSError:
+        return False
 
 
 _START = json.dumps({"schema": SCHEMA})[:-1].encode()
