@@ -8,7 +8,7 @@ A part takes a minute or so. "calibration" measures rounds and selections on a t
 predicts a time a token for each period; a number is a text, decoded from the same prefilled bytes
 with every fixed period and with the online choice, from nothing and from that calibration, in
 rotating order. Tokens must be the same in all. Each part adds to the file, which then holds what
-all parts so far come to.
+all parts so far come to; a text that is run again adds repeats.
 
 The time of a way on a text is the least of its repeats, since other work on the machine only adds
 to it; a way's time a token is the mean of these over the texts. The goal: the period that the
@@ -23,7 +23,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,17 @@ def main() -> None:
         online = read_calibration(costs, facts=facts)
         costs.unlink()
         ways = ways_of(arguments.periods, online)
-        deadline = time.perf_counter() + arguments.seconds
-        samples = run_text(
-            options, loaded, context, ways, num_repeats=arguments.repeats, deadline=deadline
-        )
-        document["samples"] = [
-            *(each for each in document["samples"] if each["text"] != text - 1),
-            *({"text": text - 1, **sample} for sample in samples),
-        ]
+        samples = run_text(options, loaded, context, ways, num_repeats=arguments.repeats)
+        for sample in samples:  # each is stored as it comes: a run that is stopped loses one
+            document["samples"].append({"text": text - 1, **sample})
+            store(arguments.json, document)
     document |= results_of(document, arguments.periods)
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    store(arguments.json, document)
     print_results(document)
+
+
+def store(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -105,9 +105,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--periods", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=64, help="rounds of the calibration")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--seconds", type=float, default=90.0, help="after these, no further repeat begins"
-    )
     return parser.parse_args()
 
 
@@ -175,18 +172,14 @@ def run_text(
     ways: Mapping[str, dict[str, Any]],
     *,
     num_repeats: int,
-    deadline: float,
-) -> list[dict[str, Any]]:
-    """Every way in turns; each repeat begins one way later."""
+) -> Iterator[dict[str, Any]]:
+    """Every way in turns; each repeat begins at another way."""
     sampler = Sampler(temperature=0.0, seed=0)
     prefix = prefill(options, loaded, context, sampler)
-    names, samples, tokens = list(ways), [], None
+    names, tokens = list(ways), None
     # The first way of all would pay for cold memory and threads: it runs once before.
     run_way(options, loaded, prefix, ways[names[0]], sampler)
     for repeat in range(num_repeats):
-        if samples and time.perf_counter() > deadline:
-            print(f"out of time: {repeat} repeats of {num_repeats}")
-            break
         turn = repeat * len(names) // num_repeats
         for name in [*names[turn:], *names[:turn]]:
             sample = run_way(options, loaded, prefix, ways[name], sampler)
@@ -194,9 +187,8 @@ def run_text(
             tokens = tokens or given
             if given != tokens:
                 raise SystemExit(f"{name} gave other tokens; nothing of it is stored")
-            samples.append({"way": name, "repeat": repeat, **sample})
             print(f"{name:20} {sample['ms_per_token']:8.1f} ms/token", flush=True)
-    return samples
+            yield {"way": name, "repeat": repeat, **sample}
 
 
 def new_session(
@@ -285,7 +277,7 @@ def run_way(
 
 def results_of(document: Mapping[str, Any], periods: list[int]) -> dict[str, Any]:
     """What all parts so far come to."""
-    samples: list[dict[str, Any]] = document["samples"]
+    samples: list[dict[str, Any]] = whole_texts(document["samples"], len(periods) + 2)
     prediction = (document.get(CALIBRATION) or {}).get("prediction")
     predicted = {
         period: prediction["us_per_token"][period - 1] / 1e3
@@ -301,6 +293,14 @@ def results_of(document: Mapping[str, Any], periods: list[int]) -> dict[str, Any
         "results": rows,
         "comparison": comparison({row["way"]: row for row in rows}, predicted, periods),
     }
+
+
+def whole_texts(samples: list[dict[str, Any]], num_ways: int) -> list[dict[str, Any]]:
+    """Samples of the texts that every way has decoded."""
+    ways: dict[int, set[str]] = {}
+    for each in samples:
+        ways.setdefault(each["text"], set()).add(each["way"])
+    return [each for each in samples if len(ways[each["text"]]) == num_ways]
 
 
 def way_row(way: str, samples: list[dict[str, Any]]) -> dict[str, Any]:

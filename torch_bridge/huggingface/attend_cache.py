@@ -212,14 +212,7 @@ class AttendCache(Cache):
         if max_tokens is not None:
             check_counts(max_tokens=max_tokens)
         check_names(layout=layout, attention=attention)
-        check_attention(model)
-        if model.dtype not in BLOCK_ATTENTION_DTYPES:
-            raise UnsupportedModelError(
-                f"the model's dtype is {model.dtype}; expected one of "
-                f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
-            )
-        if model.device.type != "cpu":
-            raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
+        _check_model(model)
         config = model.config.get_text_config(decoder=True)
         self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
         self._sizes = store_sizes(
@@ -376,6 +369,17 @@ class AttendCache(Cache):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    check_attention(model)
+    if model.dtype not in BLOCK_ATTENTION_DTYPES:
+        raise UnsupportedModelError(
+            f"the model's dtype is {model.dtype}; expected one of "
+            f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
+        )
+    if model.device.type != "cpu":
+        raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
 
 
 def _refusal(what: str, remedy: str) -> str:

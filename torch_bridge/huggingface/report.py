@@ -142,7 +142,6 @@ def make_report(
         **vars(session.seconds),
     }
     rate, full_rate = _rate_of(len(compacted.tokens), compacted_seconds), _full_rate(full)
-    is_identical = full.tokens == compacted.tokens if full is not None else None
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
@@ -160,7 +159,9 @@ def make_report(
         temperature=options.temperature,
         token_ids=compacted.tokens,
         text=loaded.tokenizer.decode(compacted.tokens),
-        tokens_identical_to_full=is_identical if options.temperature == 0 else None,
+        tokens_identical_to_full=(
+            full.tokens == compacted.tokens if full and options.temperature == 0 else None
+        ),
         first_divergence=full.divergence if full is not None else None,
         num_rounds=compacted.num_rounds,
         acceptance_rate=compacted.acceptance_rate,
