@@ -16,8 +16,8 @@ SCHEMA = "blockcompact decision log, version 1"
 class DecisionLog:
     """Appends decisions to a file; each is on disk when `add` returns.
 
-    The first line says who decides, machine and versions. A process that finds a file begins
-    it anew; several processes of one engine need a file each.
+    The first line says who decides, machine and versions. What finds a file begins it anew; several
+    that begin it before any of them decides share it.
     """
 
     def __init__(self, path: Path, **facts: Any) -> None:

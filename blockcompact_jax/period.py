@@ -210,6 +210,7 @@ class PeriodByMass:
             CompactionError: for a share that is none.
         """
         check_max_mass_lost(max_mass_lost)
+        monotone([1.0], [1.0], is_rising=True)  # no step is to pay for the import
         self._first, self._max = first_tokens, max_tokens
         self._max_mass_lost = max_mass_lost
         self._samples: deque[HeldSelection] = deque(maxlen=MAX_SAMPLES)
@@ -248,6 +249,7 @@ class PeriodByCosts:
             first_rounds: first period.
             max_rounds: longest period; None for that of `OnlineReselection`.
         """
+        monotone([1.0], [1.0], is_rising=True)  # no step is to pay for the import
         self._first = first_rounds
         self._max = max_rounds or OnlineReselection.max_period_rounds
         self._rounds: dict[int, deque[RoundSample]] = {}

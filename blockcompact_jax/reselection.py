@@ -281,6 +281,8 @@ class Reselection:
     def __post_init__(self) -> None:
         if self.period_rounds < 1:
             raise CompactionError(f"`period_rounds` is {self.period_rounds}; give 1 or more.")
+        if self.is_asked:
+            monotone([1.0], [1.0], is_rising=True)  # no round is to pay for the import
         online = self.online or OnlineReselection(max_period_rounds=self.period_rounds)
         self.max_period_rounds = max(online.max_period_rounds, self.period_rounds)
         self._margin_us = online.margin_us

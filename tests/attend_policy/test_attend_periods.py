@@ -61,8 +61,8 @@ def test_CST_2_every_decision_says_what_the_ended_selection_missed(tmp_path, eve
     for _ in range(1 + 40):
         engine.step()
     facts, rows = read_decision_log(log)
-    assert (facts["engine"], facts["policy"], facts["num_layers"]) == ("vllm", "attend", 2)
-    assert rows
+    assert (facts["engine"], facts["policy"], facts["budget"]) == ("vllm", "attend", "3b")
+    assert {row["group"] for row in rows} == {mini.LAYER_NAMES[0]}
     known, before = NamedRequest(0, "3b", 1), 51
     for length in [51, *(row["num_tokens"] for row in rows)]:
         masses = [

@@ -152,7 +152,7 @@ class GroupCompaction:
         is_retaining = config.policy == "retain"
         if is_retaining and retained is None:
             raise ValueError("`retained` is None; the policy 'retain' needs it")
-        self._period = scoring_period(config, num_layers=geometry.num_rows)
+        self._period = scoring_period(config, layer_names=layer_names)
         self._geometry = geometry
         self._block_tokens = geometry.block_tokens
         self._row_by_layer_name = {name: row for row, name in enumerate(layer_names)}

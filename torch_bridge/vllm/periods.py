@@ -8,7 +8,7 @@ gained. One period serves all requests of the group.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -34,16 +34,19 @@ class ScoringPeriod:
     """The period of a group whose decoding reads the selected blocks, or a fixed one.
 
     Attributes:
+        group: name of the group's first layer.
         scoring_us: time of scoring in this step so far; the step's layers add to it.
     """
 
-    def __init__(self, config: AttendConfig, log: DecisionLog | None) -> None:
+    def __init__(self, config: AttendConfig, log: DecisionLog | None, *, group: str) -> None:
         """Starts with the first period.
 
         Args:
             config: the policy.
             log: where decisions go.
+            group: what they call the group.
         """
+        self.group = group
         every = config.reselect_every_tokens
         is_by_costs = every == AUTO and config.policy == "lossless"
         self._holding = HoldingPeriod(
@@ -87,6 +90,7 @@ class ScoringPeriod:
             age_tokens=age_tokens,
             num_tokens=scored.request.num_tokens,
             select_us=select_us,
+            group=self.group,
             request=int(scored.request.physical_blocks[0]),
         )
 
@@ -98,9 +102,9 @@ class DraftingPeriod(ScoringPeriod):
     scoring and selecting, which are the cost of a selection.
     """
 
-    def __init__(self, config: AttendConfig, log: DecisionLog | None) -> None:
+    def __init__(self, config: AttendConfig, log: DecisionLog | None, *, group: str) -> None:
         """As `ScoringPeriod`."""
-        super().__init__(config, log)
+        super().__init__(config, log, group=group)
         self._log = log
         self._by_costs = PeriodByCosts(first_rounds=_FIRST_ROUNDS)
         self._age_rounds: WeakKeyDictionary[DecodingRequest, int] = WeakKeyDictionary()
@@ -162,6 +166,7 @@ class DraftingPeriod(ScoringPeriod):
         choice = self._by_costs.choice
         self._log.add(
             {
+                "group": self.group,
                 "request": int(scored.request.physical_blocks[0]),
                 "num_tokens": scored.request.num_tokens,
                 "age_tokens": age_tokens,
@@ -175,12 +180,12 @@ class DraftingPeriod(ScoringPeriod):
         )
 
 
-def scoring_period(config: AttendConfig, *, num_layers: int) -> ScoringPeriod:
+def scoring_period(config: AttendConfig, *, layer_names: Sequence[str]) -> ScoringPeriod:
     """The period that a group's policy asks for.
 
     Args:
         config: the policy.
-        num_layers: of the group, for the log.
+        layer_names: of the group; the log names the first with each decision.
 
     Raises:
         CompactionError: if the log of decisions cannot be written.
@@ -190,10 +195,9 @@ def scoring_period(config: AttendConfig, *, num_layers: int) -> ScoringPeriod:
         engine="vllm",
         policy=config.policy,
         budget=str(config.budget),
-        num_layers=num_layers,
     )
     is_by_costs = config.policy == "lossless" and config.reselect_every_tokens == AUTO
-    return (DraftingPeriod if is_by_costs else ScoringPeriod)(config, log)
+    return (DraftingPeriod if is_by_costs else ScoringPeriod)(config, log, group=layer_names[0])
 
 
 def _mass(
