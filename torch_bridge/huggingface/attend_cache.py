@@ -188,10 +188,8 @@ class AttendCache(Cache):
             reselect_every_tokens: decoded tokens between two selections. Fewer predict better; each
                 selection costs one forward that attends to everything. "auto" chooses, of each
                 sequence, the most tokens by which a selection's age loses at most `max_mass_lost`.
-            max_mass_lost: share of attention mass that a selection may lose to its age under
-                "auto"; 0.02 if None.
-            decision_log: file that is begun anew and holds every selection's decision, for
-                `blockcompact monitor`.
+            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.02.
+            decision_log: file that is begun anew, of every selection's decision.
             block_tokens: tokens a block.
             layout: packed layout; "amx" needs `block_tokens` and the head size to be multiples of
                 32, "vec" takes any.
@@ -208,13 +206,11 @@ class AttendCache(Cache):
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
         check_every_tokens(reselect_every_tokens, max_mass_lost)
-        check_counts(block_tokens=block_tokens)
-        if max_tokens is not None:
-            check_counts(max_tokens=max_tokens)
         check_names(layout=layout, attention=attention)
         _check_model(model)
         config = model.config.get_text_config(decoder=True)
         self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
+        check_counts(block_tokens=block_tokens, max_tokens=self.max_tokens)
         self._sizes = store_sizes(
             model,
             block_tokens=block_tokens,
@@ -233,8 +229,7 @@ class AttendCache(Cache):
         )
         self._is_gathering = attention == "gathered"
         self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
-        self._num_rows_attended = 0
-        self._is_row_waiting = False
+        self._num_rows_attended, self._is_row_waiting = 0, False
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
         super().__init__(layers=self._new_layers(config))

@@ -159,9 +159,9 @@ def make_report(
         temperature=options.temperature,
         token_ids=compacted.tokens,
         text=loaded.tokenizer.decode(compacted.tokens),
-        tokens_identical_to_full=(
-            full.tokens == compacted.tokens if full and options.temperature == 0 else None
-        ),
+        tokens_identical_to_full=_is_identical(compacted, full)
+        if options.temperature == 0
+        else None,
         first_divergence=full.divergence if full is not None else None,
         num_rounds=compacted.num_rounds,
         acceptance_rate=compacted.acceptance_rate,
@@ -182,6 +182,10 @@ def make_report(
 def _rate_of(num_tokens: int, seconds: float) -> float | None:
     """Tokens a second, without the first one, which the prefill gave."""
     return _ratio(num_tokens - 1, seconds)
+
+
+def _is_identical(compacted: SpeculativeDecode, full: FullDecode | None) -> bool | None:
+    return None if full is None else full.tokens == compacted.tokens
 
 
 def _full_rate(full: FullDecode | None) -> float | None:
