@@ -109,14 +109,21 @@ def round_curves(samples: Iterable[RoundSample], *, min_samples: int = MIN_SAMPL
     round_us = [statistics.median(sample.round_us for sample in each) for each in ages]
     gained = [statistics.fmean(sample.num_gained_tokens for sample in each) for each in ages]
     return RoundCurves(
-        round_us=_monotone(round_us, weights, is_rising=True),
-        gained_tokens=_monotone(gained, weights, is_rising=False),
+        round_us=monotone(round_us, weights, is_rising=True),
+        gained_tokens=monotone(gained, weights, is_rising=False),
     )
 
 
-def _monotone(
+def monotone(
     values: Sequence[float], weights: Sequence[float], *, is_rising: bool
-) -> Float64[np.ndarray, " age"]:
+) -> Float64[np.ndarray, " value"]:
+    """The nearest values that never fall, or never rise: isotonic regression.
+
+    Args:
+        values: in order.
+        weights: of each, above 0.
+        is_rising: never fall.
+    """
     if not values:
         return np.empty(0)
     optimize: Any = import_module("scipy.optimize")  # 0.2 s that a fixed period need not spend
@@ -208,6 +215,7 @@ class Basis(enum.Enum):
 
     FIXED = "fixed period"
     DECIDED = "costs"
+    BOUNDED = "mass lost"
     UNMEASURED = "unmeasured: fixed period kept"
     MEASURING = "measuring a longer period"
     LONGEST = "longest period"
@@ -273,6 +281,8 @@ class Reselection:
     def __post_init__(self) -> None:
         if self.period_rounds < 1:
             raise CompactionError(f"`period_rounds` is {self.period_rounds}; give 1 or more.")
+        if self.is_asked:
+            monotone([1.0], [1.0], is_rising=True)  # no round is to pay for the import
         online = self.online or OnlineReselection(max_period_rounds=self.period_rounds)
         self.max_period_rounds = max(online.max_period_rounds, self.period_rounds)
         self._margin_us = online.margin_us

@@ -3,7 +3,9 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from blockcompact_jax.budget import OptionError
 
 # Long, pure Python modules of the standard library, in a fixed order: over a million characters.
 _MODULES = (
@@ -77,6 +79,66 @@ def build_prompt(
         return _standard_library_prompt(tokenizer, context_tokens)
     source = "given text" if prompt_file is None else str(prompt_file)
     return _cut(_encode(tokenizer, text), source, context_tokens)
+
+
+class PositionedModel(Protocol):
+    """What a text is built for; `LoadedModel` is one."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """A transformers tokenizer."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model has; None if it does not say."""
+        ...
+
+
+def build_forced_text(
+    loaded: PositionedModel,
+    *,
+    context_tokens: int,
+    forced_tokens: int,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+) -> Prompt:
+    """Tokenize a context and the tokens of the same text that are forced after it.
+
+    Args:
+        loaded: The model that reads them.
+        context_tokens: Tokens of the context, at least 1.
+        forced_tokens: Tokens after it.
+        prompt: As `build_prompt`.
+        prompt_file: As `build_prompt`.
+
+    Returns:
+        Exactly so many tokens together.
+
+    Raises:
+        OptionError: The model has too few positions, or the text too few tokens.
+        PromptError: As `build_prompt`.
+    """
+    num_wanted = context_tokens + forced_tokens
+    both = f"`context` {context_tokens:,} and {forced_tokens:,} forced tokens"
+    if loaded.max_positions is not None and num_wanted > loaded.max_positions:
+        raise OptionError(
+            f"{both} exceed the {loaded.max_positions:,} positions of {loaded.name}; lower one of "
+            "them"
+        )
+    text = build_prompt(
+        loaded.tokenizer, context_tokens=num_wanted, prompt=prompt, prompt_file=prompt_file
+    )
+    if text.num_tokens < num_wanted:
+        raise OptionError(
+            f"{both} need a text of {num_wanted:,}; it has {text.num_tokens:,}. Lower one of them"
+        )
+    return text
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:

@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from .errors import UserError, require_modules
 from .outputs import check_writable, refused_writes
 from .progress import make_observer
-from .sweep_kinds import SweepKind, number, run_kind, task_kind, trace_kind
+from .sweep_kinds import SweepKind, run_kind, task_kind, trace_kind
+from .sweep_options import DryRun, GridFile, OnRay, Out, Parquet, Settings, Tasks, Trace
+from .sweep_tables import name_of, print_difference, print_rows
 
 EXIT_FAILED = 1
-_MAX_SHOWN = 40
-_NAMING_OPTIONS = ("model", "dtype", "trace", "tasks", "context", "policy", "budget")
-"""What names a configuration of any kind, where it has them."""
 
 sweep = typer.Typer(
     help="Run many configurations and store what each gave; `diff` compares two results.",
@@ -28,55 +25,14 @@ sweep = typer.Typer(
 @sweep.callback()
 def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     context: typer.Context,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="OPTION=VALUE,…",
-            help="Values of one option of `run`, or of the study of a trace; repeat it for a grid "
-            "(budget=10%,25%).",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Study selections on this trace of `blockcompact record`: no model, no torch.",
-            show_default="decode with a model",
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file with options, lists of values and [[grid]] tables.",
-            show_default="a short grid of contexts, policies and budgets",
-        ),
-    ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            help="Answer questions with full attention and with selected blocks: needle, "
-            "key-value, variables, code, parted by commas.",
-            show_default="decode a text",
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="JSONL file of results; what it holds already is skipped.")
-    ] = Path("sweep.jsonl"),
-    parquet: Annotated[
-        Path | None, typer.Option(help="Also write all results as one flat Parquet file.")
-    ] = None,
-    is_on_ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Run on the Ray cluster of RAY_ADDRESS, or on one in this machine; speeds are "
-            "then those of configurations side by side.",
-        ),
-    ] = False,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="List the configurations and run nothing.")
-    ] = False,
+    settings: Settings = None,
+    trace: Trace = None,
+    file: GridFile = None,
+    tasks: Tasks = None,
+    out: Out = Path("sweep.jsonl"),
+    parquet: Parquet = None,
+    is_on_ray: OnRay = False,
+    is_dry: DryRun = False,
 ) -> None:
     """Run every configuration of a grid and store each result as it comes.
 
@@ -117,13 +73,13 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
     if parquet is not None:
         with refused_writes("parquet", parquet):
             write_parquet(results.rows, parquet)
-    _print_rows(kind, results, configurations)
+    print_rows(kind, results.rows, configurations)
     typer.echo(
         f"{summary.num_configurations} configurations, {summary.num_skipped} done before, "
         f"{len(summary.failures)} failed, {summary.seconds:.0f} s; results in {out}"
     )
     for configuration, error in summary.failures:
-        typer.echo(f"failed: {_named(configuration)}: {error}")
+        typer.echo(f"failed: {name_of(configuration)}: {error}")
     if summary.failures:
         raise typer.Exit(EXIT_FAILED)
 
@@ -146,7 +102,7 @@ def sweep_diff(
     if is_json:
         typer.echo(json.dumps(difference))
     else:
-        _print_difference(difference)
+        print_difference(difference)
 
 
 def _kind(trace: Path | None, tasks: str | None) -> SweepKind:
@@ -177,79 +133,3 @@ def _configurations(
     except OptionError as error:
         raise UserError(f"{error} (see `{kind.options_help}`)") from error
     return sorted(found.values(), key=lambda each: tuple(each[name] for name in kind.order))
-
-
-def _named(configuration: dict[str, Any]) -> str:
-    names = [name for name in _NAMING_OPTIONS if name in configuration]
-    return ", ".join(str(configuration[name]) for name in names)
-
-
-def _print_rows(kind: SweepKind, results: Any, configurations: list[dict[str, Any]]) -> None:
-    from blockcompact_jax.sweep.grid import configuration_hash
-    from blockcompact_jax.sweep.store import latest_rows
-
-    latest = latest_rows(results.rows)
-    names = list(dict.fromkeys((*kind.shown_options, *_varied(configurations))))
-    table = Table(show_edge=False, pad_edge=False)
-    for name in names:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for name in kind.columns:
-        table.add_column(name, justify="right")
-    for configuration in configurations[:_MAX_SHOWN]:
-        row = latest.get(configuration_hash(configuration))
-        if row is None or row["report"] is None:
-            continue
-        table.add_row(
-            *(str(configuration[name]) for name in names),
-            *(text_of(row["report"]) for text_of in kind.columns.values()),
-        )
-    Console(highlight=False, markup=False).print(table)
-    if len(configurations) > _MAX_SHOWN:
-        typer.echo(f"and {len(configurations) - _MAX_SHOWN} more; see the file")
-
-
-def _print_difference(difference: dict[str, Any]) -> None:
-    console = Console(highlight=False, markup=False)
-    for name, (one, two) in difference["origins"].items():
-        console.print(f"{name}: {one} → {two}")
-    rows = difference["rows"]
-    varied = _varied([row["configuration"] for row in rows])
-    if rows:
-        first = rows[0]["configuration"]
-        shared = [name for name in _NAMING_OPTIONS if name in first and name not in varied]
-        said = [f"{name} {first[name]}" for name in shared]
-        if said:
-            console.print(f"in all: {', '.join(said)}")
-        console.print("speeds are ratios, second / first")
-    table = Table(show_edge=False, pad_edge=False)
-    for name in varied:
-        table.add_column(name.replace("_", " "))
-    for name in ("speedup", "tokens/s", "full tokens/s"):
-        table.add_column(name, justify="right", min_width=len(name))
-    table.add_column("differs in", overflow="fold", min_width=len("differs in"))
-    for row in rows:
-        ratios = [number(ratio, "{:.2f}") for ratio in row["ratios"].values()]
-        changed = ", ".join(row["changed"])
-        values = (str(row["configuration"].get(name, "")) for name in varied)
-        table.add_row(*values, *ratios, changed)
-    console.print(table)
-    for side in ("first", "second"):
-        for configuration in difference[f"only_{side}"]:
-            console.print(f"only in the {side}: {_named(configuration)}")
-    num_timed = sum(not row["are_counts_compared"] for row in rows)
-    if num_timed:
-        console.print(
-            f"{num_timed} with reselect_online: selections follow measured times, so rounds and "
-            "metrics are not compared"
-        )
-    num_changed = sum(bool(row["changed"]) for row in difference["rows"])
-    console.print(f"{len(difference['rows'])} in both, {num_changed} of them not the same")
-
-
-def _varied(configurations: list[dict[str, Any]]) -> list[str]:
-    """Options that have more than one value, in the order of the configurations."""
-    first = configurations[0] if configurations else {}
-    names = dict.fromkeys(name for each in configurations for name in each)
-    return [
-        name for name in names if any(each.get(name) != first.get(name) for each in configurations)
-    ]

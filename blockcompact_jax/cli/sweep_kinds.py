@@ -8,6 +8,10 @@ from typing import Any
 from .errors import require_modules
 from .progress import ProgressObserver
 from .run import NEEDED_TO_RUN
+from .sweep_summary import Summary, summarize_runs, summarize_study, summarize_tasks
+
+Open = Callable[[list[dict[str, Any]], ProgressObserver], tuple[Any, dict[str, str]]]
+"""Fetches what configurations need; gives the engine and the digests of what it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +24,11 @@ class SweepKind:
         default_grid: Values of options where neither file nor settings are given.
         complete: Fills in and checks one configuration.
         order: What configurations that run after each other share.
-        shown_options: Options in the printed table, beside those that vary.
+        shown_options: Options that are said once where all configurations share them.
         columns: Titles of the measured columns, and their text of a report.
         check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
         open: Fetches what is needed; gives the engine and the digests of what it reads.
+        summary: What the end says in plain words.
         needed_modules: Import names of the extra that it needs.
     """
 
@@ -35,7 +40,8 @@ class SweepKind:
     shown_options: tuple[str, ...]
     columns: Mapping[str, Callable[[Mapping[str, Any]], str]]
     check_inputs: Callable[[list[dict[str, Any]]], None]
-    open: Callable[[list[dict[str, Any]], ProgressObserver], tuple[Any, dict[str, str]]]
+    open: Open
+    summary: Summary
     needed_modules: tuple[str, ...] = ()
 
     def require(self) -> None:
@@ -54,7 +60,7 @@ def number(value: float | None, form: str) -> str:
 
 def run_kind() -> SweepKind:
     """Decoding runs of `blockcompact run`."""
-    from torch_bridge.huggingface.sweep import DEFAULT_GRID, check_models, complete
+    from torch_bridge.huggingface.sweep import DEFAULT_GRID, LoadedRuns, check_models, complete
 
     is_same = {True: "yes", False: "no", None: "not compared"}
     return SweepKind(
@@ -71,18 +77,22 @@ def run_kind() -> SweepKind:
             "same tokens": lambda report: is_same[report["tokens_identical_to_full"]],
         },
         check_inputs=check_models,
-        open=_open_runs,
+        open=_open_with_models(LoadedRuns),
+        summary=summarize_runs,
         needed_modules=NEEDED_TO_RUN,
     )
 
 
-def _open_runs(
-    configurations: list[dict[str, Any]], observer: ProgressObserver
-) -> tuple[Any, dict[str, str]]:
-    from torch_bridge.huggingface.sweep import LoadedRuns, fetch_models, model_digests
+def _open_with_models(make_engine: Callable[[], Any]) -> Open:
+    def open_models(
+        configurations: list[dict[str, Any]], observer: ProgressObserver
+    ) -> tuple[Any, dict[str, str]]:
+        from torch_bridge.huggingface.sweep import fetch_models, model_digests
 
-    fetch_models(configurations, observer)
-    return LoadedRuns(), model_digests(configurations)
+        fetch_models(configurations, observer)
+        return make_engine(), model_digests(configurations)
+
+    return open_models
 
 
 def trace_kind(path: Path) -> SweepKind:
@@ -112,6 +122,7 @@ def trace_kind(path: Path) -> SweepKind:
         },
         check_inputs=lambda _: engine.open() and None,
         open=open_trace,
+        summary=summarize_study,
     )
 
 
@@ -122,7 +133,7 @@ def _study_column(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
 def task_kind(tasks: str) -> SweepKind:
     """Quality tasks, answered with all and with selected blocks."""
     from torch_bridge.huggingface.sweep import check_models
-    from torch_bridge.huggingface.task_runs import DEFAULT_TASK_GRID, complete_task_run
+    from torch_bridge.huggingface.task_runs import DEFAULT_TASK_GRID, TaskRuns, complete_task_run
     from torch_bridge.tasks import parse_tasks
 
     return SweepKind(
@@ -134,19 +145,10 @@ def task_kind(tasks: str) -> SweepKind:
         shown_options=("model", "context", "budget"),
         columns={name: _task_column(name) for name in parse_tasks(tasks)},
         check_inputs=check_models,
-        open=_open_tasks,
+        open=_open_with_models(TaskRuns),
+        summary=summarize_tasks,
         needed_modules=NEEDED_TO_RUN,
     )
-
-
-def _open_tasks(
-    configurations: list[dict[str, Any]], observer: ProgressObserver
-) -> tuple[Any, dict[str, str]]:
-    from torch_bridge.huggingface.sweep import fetch_models, model_digests
-    from torch_bridge.huggingface.task_runs import TaskRuns
-
-    fetch_models(configurations, observer)
-    return TaskRuns(), model_digests(configurations)
 
 
 def _task_column(task: str) -> Callable[[Mapping[str, Any]], str]:

@@ -206,11 +206,12 @@ def _as_shown(value: Any) -> Any:
 
 def _render(title: str, data: dict[str, Any]) -> str:
     folder = files("blockcompact_jax.monitor") / "page_files"
-    style, course, program = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "course.js", "page.js")
+    style, *program = (
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("page.css", "course.js", "table.js", "page.js")
     )
     # No `<` in the data: nothing in it can end the element it stands in.
     text = json.dumps(_as_shown(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     shell = Template((folder / "page.html").read_text(encoding="utf-8"))
     name = title.replace("&", "&amp;").replace("<", "&lt;")
-    return shell.substitute(title=name, data=text, style=style, program=course + program)
+    return shell.substitute(title=name, data=text, style=style, program="".join(program))

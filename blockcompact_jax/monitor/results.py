@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from blockcompact_jax.costs import costs_from_metrics
 from blockcompact_jax.course import check_course
+from blockcompact_jax.decision_log import is_decision_log, read_decision_log
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.provenance import sha256_of
@@ -54,7 +55,7 @@ class ResultSet:
 
 
 def read_results(path: Path) -> ResultSet:
-    """Reads one file: `.jsonl` of a sweep, or `.json` of a run or a benchmark.
+    """Reads one file: `.jsonl` of a sweep or an engine's decisions, `.json` of a run or benchmark.
 
     Raises:
         CompactionError: if it is none of these, or a value in it cannot be used.
@@ -70,6 +71,11 @@ def read_results(path: Path) -> ResultSet:
 
 
 def _read_results(path: Path) -> ResultSet:
+    if is_decision_log(path):
+        facts, decisions = read_decision_log(path)
+        table = ResultTable(name="decisions", rows=[flatten(row) for row in decisions])
+        origin = flatten(facts)
+        return ResultSet(name=path.name, sha256=sha256_of(path), tables=[table], origin=origin)
     if path.suffix == ".jsonl":
         rows = read_rows(path)
         runs = [_sweep_row(row, path.name) for row in rows]

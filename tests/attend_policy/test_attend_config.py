@@ -40,7 +40,7 @@ def test_a_budget_is_enough():
     ("given", "message"),
     [
         ("10%", r"`blockcompact` is '10%', expected a mapping"),
-        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, host_bytes, policy"),
+        ({"budgets": "10%"}, r"unknown key 'budgets', expected one of budget, decision_log, host"),
         (
             {"budget": "10%", "policy": "drop"},
             r"`policy` is 'drop', expected one of attend, retain",
@@ -55,6 +55,30 @@ def test_a_budget_is_enough():
         ({"budget": "10%", "host_bytes": 4096}, r"`host_bytes` is given with `policy` 'attend'"),
         ({"budget": "10%", "policy": "retain", "host_bytes": 0}, r"`host_bytes` is 0, expected"),
         ({"budget": "10%", "policy": "retain", "host_bytes": "2G"}, r"`host_bytes` is '2G'"),
+        ({"budget": "10%", "reselect_every_tokens": "often"}, r"is 'often', expected .* or 'auto'"),
+        ({"budget": "10%", "max_mass_lost": 0.1}, r"`max_mass_lost` is given with .* 16"),
+        (
+            {"budget": "10%", "reselect_every_tokens": "auto", "max_mass_lost": 2},
+            r"`max_mass_lost` is 2, expected a share",
+        ),
+        (
+            {
+                "budget": "10%",
+                "policy": "lossless",
+                "reselect_every_tokens": "auto",
+                "max_mass_lost": 0.1,
+            },
+            r"`max_mass_lost` is given with `policy` 'lossless', expected 'attend'",
+        ),
+        (
+            {"budget": "10%", "policy": "retain", "reselect_every_tokens": "auto"},
+            r"`reselect_every_tokens` is 'auto' with `policy` 'retain'.* is not known",
+        ),
+        (
+            {"budget": "10%", "policy": "retain", "decision_log": "log.jsonl"},
+            r"`decision_log` is 'log.jsonl' with `policy` 'retain'",
+        ),
+        ({"budget": "10%", "decision_log": 3}, r"`decision_log` is 3, expected a file"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(given, message):

@@ -7,6 +7,7 @@ import numpy as np
 
 from blockcompact_jax.costs import RetainBenefits, RetainCosts, assumed, decide_retention, measured
 from blockcompact_jax.course import RoundRecord, RunCourse, SelectionRecord
+from blockcompact_jax.decision_log import DecisionLog
 from blockcompact_jax.metrics import CompactionMetrics
 from blockcompact_jax.reselection import Basis, RoundDecision
 from blockcompact_jax.sweep.grid import expand
@@ -14,6 +15,37 @@ from blockcompact_jax.sweep.store import ResultFile
 from blockcompact_jax.sweep.sweep import run_sweep
 
 DOCUMENT = "## ABC — things\n- ABC-1 One `thing`.\n- ABC-2 Another.\n- ABC-3 </script>.\n"
+
+
+def write_decisions(path):
+    """Two decisions of an engine."""
+    log = DecisionLog(path, engine="made up", policy="attend")
+    for age, lost in ((4, 0.25), (8, 0.5)):
+        log.add({"age_tokens": age, "mass_lost": lost, "max_mass_lost": None})
+    return path
+
+
+class FixedStudy:
+    """A study's report, computed from its configuration."""
+
+    def run(self, configuration):
+        kept = 0.5 + configuration["budget"] / 100
+        return {
+            "context_tokens": 100,
+            "block_tokens": 10,
+            "budget_blocks": configuration["budget"],
+            "metrics": {},
+            "study": {"mass_kept": kept, "mass_kept_worst_layer": kept / 2},
+        }
+
+
+def write_study(path):
+    """A sweep over a trace: selections alone, no decoding."""
+    configurations = expand([{"trace": ["t.npz"], "policy": ["attention"], "budget": [2, 5]}])
+    run_sweep(
+        configurations, engine=FixedStudy(), results=ResultFile(path), observer=Quiet(), digests={}
+    )
+    return path
 
 
 class Quiet:

@@ -4,7 +4,14 @@ import pytest
 
 from blockcompact_jax.monitor.page import build_page
 
-from .pages import write_benchmark, write_checks, write_document, write_sweep
+from .pages import (
+    write_benchmark,
+    write_checks,
+    write_decisions,
+    write_document,
+    write_study,
+    write_sweep,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -100,3 +107,23 @@ def test_unmeasured_costs_say_so_and_a_measured_zero_is_a_number(open_page):
     assert values["table update us"] == "0"
     assert values["plan us"] == "5"
     assert values["metadata us"] == "unmeasured"
+
+
+def test_MON_1_a_study_is_drawn_by_the_mass_it_kept_and_decisions_unfold(open_html, tmp_path):
+    """MON-1: a sweep without any speed has a chart, and an engine's log its table."""
+    text = build_page(
+        document=write_document(tmp_path / "contracts.md"),
+        checks=None,
+        results=[write_study(tmp_path / "s.jsonl"), write_decisions(tmp_path / "d.jsonl")],
+    )
+    page = open_html(text)
+    measures = page.locator("#charts select").first.locator("option").all_text_contents()
+    assert measures == ["mass kept", "mass kept worst layer"]
+    assert page.locator("#charts figure").first.locator("circle").count() == 2
+    assert "52.0 %" in page.locator("#runs tbody tr").first.inner_text()
+    details = page.locator("#benchmarks details")
+    assert details.locator("tbody tr").count() == 0, "made when it is opened"
+    details.locator("summary").click()
+    details.locator("tbody tr").first.wait_for()
+    assert "not measured" in details.locator("tbody tr").first.inner_text()
+    assert page.said == []

@@ -15,7 +15,14 @@ from blockcompact_jax.monitor.page import build_page, build_run_page
 from blockcompact_jax.monitor.results import read_results
 from blockcompact_jax.monitor.serve import serve_page
 
-from .pages import make_report, write_benchmark, write_checks, write_document, write_sweep
+from .pages import (
+    make_report,
+    write_benchmark,
+    write_checks,
+    write_decisions,
+    write_document,
+    write_sweep,
+)
 
 STORED_RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
 
@@ -101,6 +108,20 @@ def test_benchmarks_are_tables_and_their_sampled_runs_are_runs(document, tmp_pat
         ["job", "median_us"],
         [["pack", 3.5], ["gather", None]],
     )
+
+
+def test_CST_2_decisions_of_an_engine_are_a_table(document, tmp_path):
+    """CST-2: every value of a decision stands in the page, and a bound that was none as null."""
+    path = write_decisions(tmp_path / "decisions.jsonl")
+    page = build_page(document=document, checks=None, results=[path])
+    (benchmark,) = data_of(page)["benchmarks"]
+    assert benchmark["origin"]["engine"] == "made up"
+    (table,) = benchmark["tables"]
+    assert table["name"] == "decisions"
+    assert [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] == [
+        {"number": 0, "age_tokens": 4, "mass_lost": 0.25, "max_mass_lost": None},
+        {"number": 1, "age_tokens": 8, "mass_lost": 0.5, "max_mass_lost": None},
+    ]
 
 
 @pytest.mark.skipif(not STORED_RESULTS, reason="not a source checkout")

@@ -48,6 +48,13 @@ def test_greedy_tokens_are_the_stock_ones(model):
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_greedy_tokens_do_not_depend_on_what_chooses_when_to_select(llama):
+    inputs = prompts([170])
+    expected = llama.generate(**inputs, **GREEDY)
+    chosen = {**LOSSLESS, "reselect_every_rounds": "auto"}
+    assert torch.equal(llama.generate(**inputs, **GREEDY, **chosen), expected)
+
+
 def test_greedy_tokens_are_the_best_of_the_processed_logits(model):
     """A typical-mass processor takes the best token away; draft and verifier both see that."""
     inputs, plain = prompts([170]), []
@@ -175,6 +182,7 @@ def test_a_sampler_gives_the_processors_probabilities_and_leaves_the_logits():
         ({"num_draft_tokens": 0}, OptionError, "num_draft_tokens"),
         ({"num_lookup_tokens": -1}, OptionError, "num_lookup_tokens` is -1, expected 0 or more"),
         ({"layout": "hnd"}, OptionError, "expected one of amx, vec"),
+        ({"reselect_every_rounds": "often"}, OptionError, "is 'often', expected .* or 'auto'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(llama, options, error, message):

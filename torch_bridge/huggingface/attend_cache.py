@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -19,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from blockcompact_jax.budget import Budget, check_budget, parse_budget
 from blockcompact_jax.kernels import Layout
+from torch_bridge.held import EveryTokens, HoldingPeriod, check_every_tokens, open_log
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
@@ -40,6 +43,8 @@ from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.selector import Selector
 
 _FAILED = -1
+_FIRST_TOKENS = 4
+"""Period that "auto" starts with."""
 
 
 class AttendLayer(CacheLayerMixin):
@@ -166,7 +171,9 @@ class AttendCache(Cache):
         model: PreTrainedModel,
         *,
         budget: Budget | str,
-        reselect_every_tokens: int = 4,
+        reselect_every_tokens: EveryTokens = 4,
+        max_mass_lost: float | None = None,
+        decision_log: Path | str | None = None,
         block_tokens: int = 32,
         layout: LayoutName = "amx",
         attention: AttentionName = "blocks",
@@ -179,7 +186,10 @@ class AttendCache(Cache):
             budget: whole blocks that each layer of a sequence attends to, the first and the newest
                 among them: a share ("25%") or a count ("32b").
             reselect_every_tokens: decoded tokens between two selections. Fewer predict better; each
-                selection costs one forward that attends to everything.
+                selection costs one forward that attends to everything. "auto" chooses, of each
+                sequence, the most tokens by which a selection's age loses at most `max_mass_lost`.
+            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.02.
+            decision_log: file that is begun anew, of every selection's decision.
             block_tokens: tokens a block.
             layout: packed layout; "amx" needs `block_tokens` and the head size to be multiples of
                 32, "vec" takes any.
@@ -195,20 +205,12 @@ class AttendCache(Cache):
         """
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
-        check_counts(reselect_every_tokens=reselect_every_tokens, block_tokens=block_tokens)
-        if max_tokens is not None:
-            check_counts(max_tokens=max_tokens)
+        check_every_tokens(reselect_every_tokens, max_mass_lost)
         check_names(layout=layout, attention=attention)
-        check_attention(model)
-        if model.dtype not in BLOCK_ATTENTION_DTYPES:
-            raise UnsupportedModelError(
-                f"the model's dtype is {model.dtype}; expected one of "
-                f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
-            )
-        if model.device.type != "cpu":
-            raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
+        _check_model(model)
         config = model.config.get_text_config(decoder=True)
         self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
+        check_counts(block_tokens=block_tokens, max_tokens=self.max_tokens)
         self._sizes = store_sizes(
             model,
             block_tokens=block_tokens,
@@ -218,11 +220,16 @@ class AttendCache(Cache):
             num_draft_tokens=0,
         )
         self._model = model
-        self._reselect_every_tokens = reselect_every_tokens
+        self._new_period = partial(
+            HoldingPeriod,
+            reselect_every_tokens,
+            first_tokens=_FIRST_TOKENS,
+            max_mass_lost=max_mass_lost,
+            log=open_log(decision_log, engine="transformers", policy="attend", budget=str(parsed)),
+        )
         self._is_gathering = attention == "gathered"
         self._selector = Selector(self._sizes.geometry, parsed, self._sizes.max_blocks)
-        self._num_rows_attended = 0
-        self._is_row_waiting = False
+        self._num_rows_attended, self._is_row_waiting = 0, False
         self.sequences: list[AttendSequence] = []
         self.num_padding_tokens: list[int] = []
         super().__init__(layers=self._new_layers(config))
@@ -302,11 +309,12 @@ class AttendCache(Cache):
 
     def _open_sequences(self, padding: list[int]) -> None:
         self.num_padding_tokens = padding
-        for _ in padding:
+        for place in range(len(padding)):
             sequence = AttendSequence(
                 self._sizes,
                 self._selector,
-                reselect_every_tokens=self._reselect_every_tokens,
+                period=self._new_period(),
+                place=place,
                 is_gathering=self._is_gathering,
             )
             self.sequences.append(sequence)
@@ -356,6 +364,17 @@ class AttendCache(Cache):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    check_attention(model)
+    if model.dtype not in BLOCK_ATTENTION_DTYPES:
+        raise UnsupportedModelError(
+            f"the model's dtype is {model.dtype}; expected one of "
+            f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
+        )
+    if model.device.type != "cpu":
+        raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
 
 
 def _refusal(what: str, remedy: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from jaxtyping import Int32
@@ -9,6 +11,7 @@ from jaxtyping import Int32
 from torch_bridge.attend import attend_blocks
 from torch_bridge.dlpack import aligned_zeros
 from torch_bridge.full import FullKV, SkippedBlocks
+from torch_bridge.held import Blocks, HoldingPeriod
 from torch_bridge.huggingface.attention import causal_tail_attention
 from torch_bridge.huggingface.sizes import StoreSizes
 from torch_bridge.selector import Selector
@@ -32,6 +35,7 @@ class AttendSequence:
         num_keys: keys that decoding attended to so far, in one layer.
         num_full_keys: keys that full attention would have attended to.
         num_scored: times the blocks were scored.
+        period: decoded tokens between two selections.
     """
 
     def __init__(
@@ -39,7 +43,8 @@ class AttendSequence:
         sizes: StoreSizes,
         selector: Selector,
         *,
-        reselect_every_tokens: int,
+        period: HoldingPeriod,
+        place: int,
         is_gathering: bool,
     ) -> None:
         """Allocates the stores.
@@ -47,7 +52,8 @@ class AttendSequence:
         Args:
             sizes: of the stores.
             selector: chooses blocks from their attention mass.
-            reselect_every_tokens: decoded tokens between two selections.
+            period: decoded tokens between two selections.
+            place: of the sequence in its batch, for the log of decisions.
             is_gathering: whether decoding unpacks blocks for stock attention.
         """
         block_tokens = sizes.geometry.block_tokens
@@ -59,7 +65,8 @@ class AttendSequence:
             layout=sizes.layout,
         )
         self._selector = selector
-        self._every_tokens = reselect_every_tokens
+        self.period = period
+        self._place = place
         self._is_gathering = is_gathering
         self._mass = aligned_zeros(
             sizes.geometry.num_rows,
@@ -74,6 +81,8 @@ class AttendSequence:
         self._num_selected_at_tokens = 0
         self._newest_queries: list[torch.Tensor | None] = [None] * sizes.geometry.num_rows
         self._num_scored_queries = 0
+        self._is_held = False  # whether the selection was attended to until this forward
+        self._score_us = 0.0
         self.num_keys = self.num_full_keys = self.num_scored = 0
 
     def begin(self, num_new_tokens: int) -> None:
@@ -90,6 +99,7 @@ class AttendSequence:
         else:
             self._num_scored_queries = self._num_queries_to_score(is_decoding=is_decoding)
         is_scored = self._num_scored_queries > 0
+        self._is_held = is_scored and is_decoding and self._selected is not None
         if is_decoding:
             self.num_full_keys += self.num_tokens
             self.num_keys += self.num_tokens
@@ -102,7 +112,7 @@ class AttendSequence:
         if not is_decoding or self._selected is None:
             return min(self.num_tokens, MAX_SCORED_QUERIES)
         age = self.num_tokens - self._num_selected_at_tokens
-        return min(age, MAX_SCORED_QUERIES) if age >= self._every_tokens else 0
+        return min(age, MAX_SCORED_QUERIES) if age >= self.period.choice.period else 0
 
     def append(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Writes the forward's keys and values [num_kv_heads, num_new, head_dim] of a row."""
@@ -138,6 +148,7 @@ class AttendSequence:
         if not self._num_scored_queries:
             return
         newest = newest[:, -self._num_scored_queries :]
+        begin = time.perf_counter()
         attend_blocks(
             newest,
             self.full.segments(row, self.num_tokens),
@@ -145,6 +156,7 @@ class AttendSequence:
             scale=scale,
             mass=self._mass[row, :, : self._num_scored_queries],
         )
+        self._score_us += (time.perf_counter() - begin) * 1e6
 
     def _remember(self, row: int, query: torch.Tensor) -> torch.Tensor:
         newest = query[:, -MAX_SCORED_QUERIES:]
@@ -160,11 +172,29 @@ class AttendSequence:
         """Ends a forward: its scores, if any, become the selection."""
         if not self._num_scored_queries:
             return
-        mass = self._mass[:, :, : self._num_scored_queries].mean(2)
-        self._selected = self._selector.choose(mass.numpy(), num_tokens=self.num_tokens)
+        begin = time.perf_counter()
+        mass = self._mass[:, :, : self._num_scored_queries].mean(2).numpy()
+        held, age_tokens = self._blocks(), self.num_tokens - self._num_selected_at_tokens
+        self._selected = self._selector.choose(mass, num_tokens=self.num_tokens)
         self._num_candidate_blocks = self._selector.num_candidate_blocks(self.num_tokens)
         self._num_selected_at_tokens = self.num_tokens
         self.num_scored += 1
+        select_us = self._score_us + (time.perf_counter() - begin) * 1e6
+        self._score_us = 0.0
+        if self.period.is_asking and self._is_held and held is not None:
+            self.period.book(
+                mass.mean(1),
+                held=held,
+                age_tokens=age_tokens,
+                num_tokens=self.num_tokens,
+                select_us=select_us,
+                sequence=self._place,
+            )
+
+    def _blocks(self) -> Blocks | None:
+        if self._selected is None:
+            return None
+        return Blocks(self._selected, self._num_candidate_blocks)
 
     def close(self) -> None:
         """Unregisters the stores."""

@@ -38,7 +38,7 @@ from torch_bridge.huggingface.session import (
     effective_budget_blocks,
 )
 from torch_bridge.models.load import LoadedModel
-from torch_bridge.prompts import build_prompt
+from torch_bridge.prompts import build_forced_text
 
 _UNSIGNED = {2: torch.uint16, 4: torch.uint32}
 
@@ -145,23 +145,13 @@ def compare_forced(
 
 
 def _tokens(options: RunOptions, loaded: LoadedModel) -> tuple[list[int], list[int]]:
-    num_wanted = options.context_tokens + options.num_new_tokens
-    prompt = build_prompt(
-        loaded.tokenizer,
-        context_tokens=num_wanted,
+    prompt = build_forced_text(
+        loaded,
+        context_tokens=options.context_tokens,
+        forced_tokens=options.num_new_tokens,
         prompt=options.prompt,
         prompt_file=options.prompt_file,
     )
-    if prompt.num_tokens < num_wanted:
-        raise OptionError(
-            f"`context` {options.context_tokens:,} and {options.num_new_tokens:,} forced tokens "
-            f"need a prompt of {num_wanted:,}; it has {prompt.num_tokens:,}. Lower one of them"
-        )
-    if loaded.max_positions is not None and num_wanted > loaded.max_positions:
-        raise OptionError(
-            f"`context` {options.context_tokens:,} and {options.num_new_tokens:,} forced tokens "
-            f"exceed the {loaded.max_positions:,} positions of {loaded.name}. Lower one of them"
-        )
     num_whole_blocks = options.context_tokens // options.block_tokens
     budget = _budget_blocks(options, options.context_tokens)
     if budget > num_whole_blocks:

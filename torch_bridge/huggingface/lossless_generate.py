@@ -8,7 +8,7 @@ model's own, sampled ones are drawn from its distribution.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -31,6 +31,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from blockcompact_jax.budget import Budget, OptionError, check_budget, parse_budget
 from blockcompact_jax.kernels import Layout
+from blockcompact_jax.reselection import OnlineReselection
 from torch_bridge.huggingface.options import (
     AttentionName,
     LayoutName,
@@ -54,6 +55,9 @@ _OF_ONE_TOKEN = (
 )
 """Processors that look at one token's logits only, and not at the tokens before."""
 
+_FIRST_ROUNDS = 4
+"""Period where none is given, and the one that "auto" starts with."""
+
 _HONOURED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 """Keywords of the model's forward that a session's forwards take into account or do not need."""
 
@@ -68,7 +72,7 @@ def lossless_generate(
     budget: Budget | str = "25%",
     num_draft_tokens: int = 8,
     num_lookup_tokens: int = 7,
-    reselect_every_rounds: int = 4,
+    reselect_every_rounds: int | Literal["auto"] = _FIRST_ROUNDS,
     block_tokens: int = 32,
     layout: LayoutName = "amx",
     attention: AttentionName = "blocks",
@@ -91,7 +95,8 @@ def lossless_generate(
         budget: share or number of whole blocks that each layer of the draft keeps resident.
         num_draft_tokens: tokens drafted a round.
         num_lookup_tokens: tokens of one draft forward that repetition in the text may suggest.
-        reselect_every_rounds: rounds between two selections.
+        reselect_every_rounds: rounds between two selections; "auto" lets the costs measured along
+            each row decide.
         block_tokens: tokens a block.
         layout: packed layout of the full KV.
         attention: "blocks", or "gathered" for the bits of stock attention.
@@ -107,12 +112,13 @@ def lossless_generate(
         OptionError: for an option that cannot be used.
         UnsupportedModelError: for an architecture or a dtype that is not supported.
     """
+    period_rounds, online = _period(reselect_every_rounds)
     check_names(layout=layout, attention=attention)
     limits = SessionLimits(  # one size for all rows: planning is compiled once
         max_tokens=generation_config.max_length + num_draft_tokens,
         num_draft_tokens=num_draft_tokens,
         num_lookup_tokens=num_lookup_tokens,
-        reselect_every_rounds=reselect_every_rounds,
+        reselect_every_rounds=period_rounds,
         block_tokens=block_tokens,
         budget=parse_budget(budget) if isinstance(budget, str) else budget,
     )
@@ -127,7 +133,12 @@ def lossless_generate(
     for row, context in zip(rows, contexts, strict=True):
         source = score_source("attention", seed=0)
         with CompactionSession(
-            model=model, limits=limits, score_source=source, layout=packed, attention=attention
+            model=model,
+            limits=limits,
+            score_source=source,
+            layout=packed,
+            attention=attention,
+            online=online,
         ) as session:
             decode_speculative(
                 session,
@@ -208,6 +219,18 @@ def _joined(
     for place, row in enumerate(rows):
         new[place, : len(row)] = torch.tensor(row)
     return torch.cat([input_ids, new.to(input_ids.dtype)], dim=1)
+
+
+def _period(reselect_every_rounds: Any) -> tuple[int, OnlineReselection | None]:
+    """The fixed period, and how an online choice starts; None where there is none."""
+    if reselect_every_rounds == "auto":
+        return _FIRST_ROUNDS, OnlineReselection()
+    if not isinstance(reselect_every_rounds, int) or isinstance(reselect_every_rounds, bool):
+        raise OptionError(
+            f"`reselect_every_rounds` is {reselect_every_rounds!r}, expected a whole number of 1 "
+            "or more, or 'auto'"
+        )
+    return reselect_every_rounds, None
 
 
 def _check(

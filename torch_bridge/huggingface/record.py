@@ -23,7 +23,7 @@ from torch_bridge.huggingface.layers import layer_types
 from torch_bridge.huggingface.options import check_counts
 from torch_bridge.models.load import LoadedModel
 from torch_bridge.models.progress import SilentObserver, StageObserver
-from torch_bridge.prompts import Prompt, build_prompt
+from torch_bridge.prompts import build_forced_text
 
 _ATTENTION_NAME = "blockcompact_record"
 _STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -144,7 +144,13 @@ def record_trace(
     check_attention(model)
     kinds = layer_types(model.config.get_text_config(decoder=True))
     layers = _wanted_layers(options, kinds)
-    prompt = _prompt(options, loaded)
+    prompt = build_forced_text(
+        loaded,
+        context_tokens=options.context_tokens,
+        forced_tokens=options.forced_tokens,
+        prompt=options.prompt,
+        prompt_file=options.prompt_file,
+    )
     dtype_name = options.store_dtype or DTYPE_NAMES[model.dtype]
     if dtype_name not in _STORED_DTYPES:
         raise OptionError(
@@ -199,27 +205,6 @@ def _wanted_layers(options: RecordOptions, kinds: list[str]) -> list[int]:
             f"expected some of {', '.join(map(str, full))}"
         )
     return wanted
-
-
-def _prompt(options: RecordOptions, loaded: LoadedModel) -> Prompt:
-    num_wanted = options.context_tokens + options.forced_tokens
-    if loaded.max_positions is not None and num_wanted > loaded.max_positions:
-        raise OptionError(
-            f"`context` {options.context_tokens:,} and {options.forced_tokens:,} forced tokens "
-            f"exceed the {loaded.max_positions:,} positions of {loaded.name}; lower one of them"
-        )
-    prompt = build_prompt(
-        loaded.tokenizer,
-        context_tokens=num_wanted,
-        prompt=options.prompt,
-        prompt_file=options.prompt_file,
-    )
-    if prompt.num_tokens < num_wanted:
-        raise OptionError(
-            f"`context` {options.context_tokens:,} and {options.forced_tokens:,} forced tokens "
-            f"need a text of {num_wanted:,}; it has {prompt.num_tokens:,}. Lower one of them"
-        )
-    return prompt
 
 
 def _to_numpy(tensor: torch.Tensor, dtype_name: str) -> np.ndarray[Any, Any]:

@@ -133,14 +133,19 @@ def make_report(
         full: the plain decoding, None if it did not run.
         peak_bytes: peak resident set of the process up to the end of the compacted decoding.
     """
-    new_tokens = len(compacted.tokens)
-    rate = _ratio(new_tokens - 1, compacted_seconds)
-    full_rate = _ratio(len(full.tokens) - 1, full.seconds) if full is not None else None
-    is_identical = full.tokens == compacted.tokens if full is not None else None
+    seconds = {
+        "load": loaded.load_seconds,
+        "compile": compile_seconds,
+        "prefill": prefill_seconds,
+        "full_decode": full.seconds if full is not None else None,
+        "compacted_decode": compacted_seconds,
+        **vars(session.seconds),
+    }
+    rate, full_rate = _rate_of(len(compacted.tokens), compacted_seconds), _full_rate(full)
     return RunReport(
         model=loaded.name,
         context_tokens=num_context_tokens,
-        new_tokens=new_tokens,
+        new_tokens=len(compacted.tokens),
         budget=str(options.budget),
         budget_blocks=effective_budget_blocks(
             options.budget, num_context_tokens // options.block_tokens
@@ -154,7 +159,9 @@ def make_report(
         temperature=options.temperature,
         token_ids=compacted.tokens,
         text=loaded.tokenizer.decode(compacted.tokens),
-        tokens_identical_to_full=is_identical if options.temperature == 0 else None,
+        tokens_identical_to_full=_is_identical(compacted, full)
+        if options.temperature == 0
+        else None,
         first_divergence=full.divergence if full is not None else None,
         num_rounds=compacted.num_rounds,
         acceptance_rate=compacted.acceptance_rate,
@@ -162,21 +169,27 @@ def make_report(
         tokens_per_draft_forward=_ratio(compacted.num_drafted, compacted.num_draft_forwards),
         num_selections=session.runtime.num_selections,
         reselection=_reselection(session.reselection),
-        seconds={
-            "load": loaded.load_seconds,
-            "compile": compile_seconds,
-            "prefill": prefill_seconds,
-            "full_decode": full.seconds if full is not None else None,
-            "compacted_decode": compacted_seconds,
-            **vars(session.seconds),
-        },
+        seconds=seconds,
         tokens_per_second=rate,
         tokens_per_second_full=full_rate,
-        speedup_vs_full=rate / full_rate if rate and full_rate else None,
+        speedup_vs_full=_ratio(rate or 0, full_rate or 0),
         metrics=session.runtime.metrics.to_dict(),
         memory_bytes=_memory_bytes(loaded, session, peak_bytes),
         course=session.course,
     )
+
+
+def _rate_of(num_tokens: int, seconds: float) -> float | None:
+    """Tokens a second, without the first one, which the prefill gave."""
+    return _ratio(num_tokens - 1, seconds)
+
+
+def _is_identical(compacted: SpeculativeDecode, full: FullDecode | None) -> bool | None:
+    return None if full is None else full.tokens == compacted.tokens
+
+
+def _full_rate(full: FullDecode | None) -> float | None:
+    return None if full is None else _rate_of(len(full.tokens), full.seconds)
 
 
 def _reselection(reselection: Reselection) -> dict[str, Any]:

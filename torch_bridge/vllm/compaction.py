@@ -5,6 +5,7 @@ Knows blocks, tables and lengths; of vLLM it knows nothing but the tensors it is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from blockcompact_jax.scores import mass_from_log_sum_exp
 from torch_bridge.selector import Selector
 from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
+from torch_bridge.vllm.periods import ScoringPeriod, scoring_period
 from torch_bridge.vllm.requests import DecodingRequest, RequestTracker, RetainedRequests
 from torch_bridge.vllm.steps import StepTables, build_tables
 
@@ -52,6 +54,7 @@ class StepCompaction:
         row_by_layer_name: place of each layer in them.
         scored: what is scored in this step, by batch row.
         blocks: the group's KV.
+        period: hears how long scoring takes.
     """
 
     tables: StepTables
@@ -59,6 +62,7 @@ class StepCompaction:
     row_by_layer_name: dict[str, int]
     scored: dict[int, ScoredRequest]
     blocks: KVBlocks
+    period: ScoringPeriod
 
     @property
     def has_scored_rows(self) -> bool:
@@ -86,6 +90,7 @@ class StepCompaction:
             first_query: [batch + 1], token of each row's first query.
             scale: softmax scale.
         """
+        begin = time.perf_counter()
         row = self.row_by_layer_name[layer_name]
         queries = [
             ScoredQuery(
@@ -97,6 +102,7 @@ class StepCompaction:
             for place, scored in self.scored.items()
         ]
         self.blocks.score(row, kv_cache, queries, scale=scale)
+        self.period.scoring_us += (time.perf_counter() - begin) * 1e6
 
 
 @dataclass
@@ -149,7 +155,7 @@ class GroupCompaction:
         is_retaining = config.policy == "retain"
         if is_retaining and retained is None:
             raise ValueError("`retained` is None; the policy 'retain' needs it")
-        self._every_tokens = config.reselect_every_tokens
+        self._period = scoring_period(config, layer_names=layer_names)
         self._geometry = geometry
         self._block_tokens = geometry.block_tokens
         self._row_by_layer_name = {name: row for row, name in enumerate(layer_names)}
@@ -219,6 +225,7 @@ class GroupCompaction:
             row_by_layer_name=self._row_by_layer_name,
             scored=self._begin_scoring(requests, is_scored),
             blocks=self._blocks,
+            period=self._period,
         )
 
     def _by_layer_name(self, tables: StepTables) -> dict[str, torch.Tensor]:
@@ -266,9 +273,12 @@ class GroupCompaction:
 
     def _finish_scoring(self) -> None:
         for scored in self._scoring:
-            self._select(scored)
-            self._tracker.schedule(scored.request, every_tokens=self._every_tokens)
+            with self._period.selecting(scored, num_scored=len(self._scoring)):
+                self._select(scored)
+            every_tokens = self._period.every_tokens
+            self._tracker.schedule(scored.request, every_tokens=every_tokens)
         self._scoring = []
+        self._period.scoring_us = 0.0
 
     def _select(self, scored: ScoredRequest) -> None:
         request = scored.request

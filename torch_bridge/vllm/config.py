@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 # vLLM reads the configuration wherever the plugin is installed; JAX comes in where it is asked for.
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
 
+
+DEFAULT_EVERY_TOKENS = 16
+"""Period where none is given, and the one that "auto" starts with."""
 
 PolicyName = Literal["attend", "retain", "lossless"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -30,13 +33,19 @@ class AttendConfig:
             partial block and what was generated since the last selection come on top.
         host_bytes: under "retain", most host memory of a worker for blocks that were given back,
             from which later selections bring them back; None for none: then they are gone.
-        reselect_every_tokens: most generated tokens between two selections of a request.
+        reselect_every_tokens: most generated tokens between two selections of a request; "auto"
+            lets the engine choose.
+        max_mass_lost: share of attention mass that a selection may lose to its age under "attend"
+            and "auto"; None for the default.
+        decision_log: file that every selection's decision is written to; None for none.
     """
 
     policy: PolicyName = "attend"
     budget: Budget
-    reselect_every_tokens: int = 16
+    reselect_every_tokens: int | Literal["auto"] = DEFAULT_EVERY_TOKENS
     host_bytes: int | None = None
+    max_mass_lost: float | None = None
+    decision_log: str | None = None
 
 
 def parse_config(additional_config: Any) -> AttendConfig | None:
@@ -63,7 +72,7 @@ def _parse(given: Any) -> AttendConfig:
         raise OptionError(
             f"`{CONFIG_KEY}` is {given!r}, expected a mapping like {{'budget': '10%'}}"
         )
-    known = {"policy", "budget", "reselect_every_tokens", "host_bytes"}
+    known = {field.name for field in fields(AttendConfig)}
     unknown = sorted(set(given) - known)
     if unknown:
         raise OptionError(
@@ -75,18 +84,16 @@ def _parse(given: Any) -> AttendConfig:
     policy = given.get("policy", AttendConfig.policy)
     if policy not in POLICIES:
         raise OptionError(f"`policy` is {policy!r}, expected one of {', '.join(POLICIES)}")
-    every = given.get("reselect_every_tokens", AttendConfig.reselect_every_tokens)
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise OptionError(
-            f"`reselect_every_tokens` is {every!r}, expected a whole number of 1 or more"
-        )
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
-    host_bytes = given.get("host_bytes")
-    _check_host_bytes(host_bytes, policy)
-    return AttendConfig(
-        policy=policy, budget=budget, reselect_every_tokens=every, host_bytes=host_bytes
-    )
+    rest = {name: given[name] for name in _REST_NAMES if name in given}
+    config = AttendConfig(policy=policy, budget=budget, **rest)
+    _check_host_bytes(config.host_bytes, policy)
+    _check_period(policy, config)
+    return config
+
+
+_REST_NAMES = ("reselect_every_tokens", "host_bytes", "max_mass_lost", "decision_log")
 
 
 def _check_host_bytes(host_bytes: Any, policy: PolicyName) -> None:
@@ -103,3 +110,25 @@ def _check_host_bytes(host_bytes: Any, policy: PolicyName) -> None:
         raise OptionError(
             f"`host_bytes` is {host_bytes!r}, expected a whole number of bytes, for example {2**31}"
         )
+
+
+def _check_period(policy: PolicyName, config: AttendConfig) -> None:
+    from blockcompact_jax.budget import OptionError
+    from torch_bridge.held import check_every_tokens
+
+    check_every_tokens(config.reselect_every_tokens, config.max_mass_lost)
+    if config.max_mass_lost is not None and policy != "attend":
+        raise OptionError(
+            f"`max_mass_lost` is given with `policy` {policy!r}, expected 'attend': only there it "
+            "bounds the choice of a period"
+        )
+    is_logged = config.decision_log is not None
+    if policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
+        name = "decision_log" if is_logged else "reselect_every_tokens"
+        raise OptionError(
+            f"`{name}` is {getattr(config, name)!r} with `policy` 'retain', expected a number of "
+            "tokens and no log: the attention to blocks that were given back is not known, so what "
+            "a selection loses to its age is not either"
+        )
+    if is_logged and not isinstance(config.decision_log, str):
+        raise OptionError(f"`decision_log` is {config.decision_log!r}, expected a file's name")

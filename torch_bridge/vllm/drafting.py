@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from torch_bridge.vllm.compaction import AttendCounts, GroupCompaction, StepCompaction
 from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.periods import DraftingPeriod
 from torch_bridge.vllm.requests import DecodingRequest
 from torch_bridge.vllm.steps import StepTables, build_tables
 
@@ -124,6 +125,7 @@ class GroupDrafting(GroupCompaction):
             row_by_layer_name=self._row_by_layer_name,
             scored=self._begin_scoring(self._rows, is_scored),
             blocks=self._blocks,
+            period=self._period,
         )
 
     def finish_verification(self, num_tokens: Int32[np.ndarray, " batch"]) -> list[int]:
@@ -135,6 +137,7 @@ class GroupDrafting(GroupCompaction):
         Returns:
             The rows that have a selection to draft with.
         """
+        self._end_rounds(num_tokens)
         self._finish_scoring()
         drafting: list[int] = []
         for place, (request, length) in enumerate(
@@ -149,6 +152,18 @@ class GroupDrafting(GroupCompaction):
             if request.selected is not None:
                 drafting.append(place)
         return drafting
+
+    def _end_rounds(self, num_tokens: Int32[np.ndarray, " batch"]) -> None:
+        if not isinstance(self._period, DraftingPeriod):
+            return
+        gained = {
+            request: length - request.num_tokens
+            for place, (request, length) in enumerate(
+                zip(self._rows, num_tokens.tolist(), strict=True)
+            )
+            if request is not None and self._num_verified[place]
+        }
+        self._period.end_rounds(gained, is_alone=None not in self._rows)
 
     def request_at(self, place: int) -> DecodingRequest:
         """The request of a row that `finish_verification` named."""

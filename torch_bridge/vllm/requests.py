@@ -45,6 +45,7 @@ class DecodingRequest:
         next_num_tokens: what its length must be at its next step.
         selected: [row, num_selected] logical blocks, ascending; None before the first selection.
         num_candidate_blocks: blocks before the always-attended tail, as of the selection.
+        selected_at_tokens: its length when that was made.
         reselect_at_tokens: its length when it is scored again.
         is_retained: what was not selected is no longer its own; its layers select the same.
         num_drafts: tokens drafted behind its last step.
@@ -60,6 +61,7 @@ class DecodingRequest:
     next_num_tokens: int = 0
     selected: Int32[np.ndarray, "row selected"] | None = None
     num_candidate_blocks: int = 0
+    selected_at_tokens: int = 0
     reselect_at_tokens: int = 0
     is_retained: bool = False
     num_drafts: int = 0

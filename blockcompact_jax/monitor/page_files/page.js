@@ -1,14 +1,17 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const ROWS_AT_ONCE = 200;
   const MAX_POINTS = 1000;
   const TABLE_COLUMNS = ["model", "dtype", "context_tokens", "budget", "policy", "block_tokens",
     "draft_tokens", "reselect_every", "acceptance_rate", "tokens_per_round", "speedup_vs_full",
-    "tokens_per_second", "tokens_identical_to_full", "state", "file"];
+    "tokens_per_second", "tokens_identical_to_full", "study.mass_kept", "state", "file"];
   const BYTE_COLUMNS = ["cpu_gather_bytes", "h2d_bytes", "unpack_bytes", "scatter_bytes",
     "resident_move_bytes"].map((name) => `metrics.${name}`);
   const SERIES = ["policy", "model", "dtype", "context_tokens", "block_tokens", "file"];
-  const MEASURES = ["acceptance_rate", "speedup_vs_full", "tokens_per_round", "tokens_per_second"];
+  const MEASURES = ["acceptance_rate", "speedup_vs_full", "tokens_per_round", "tokens_per_second",
+    "study.mass_kept", "study.mass_kept_worst_layer", "study.oracle_recall",
+    ...data.runs.columns.filter((name) => /^tasks\..*\.(token_accuracy|agreement)$/.test(name))];
+  const isShare = (name) => /^(acceptance_rate|budget_share|study\.(mass_kept|oracle_recall)|tasks\.)/.test(name)
+    && !/\.num_cases$/.test(name);
 
   // --- elements ---------------------------------------------------------------------------------
   function fill(element, attributes, children) {
@@ -30,16 +33,17 @@
     if (value === null || value === undefined) return "not measured";
     if (typeof value === "boolean") return value ? "yes" : "no";
     if (typeof value !== "number") return String(value);
-    if (name === "acceptance_rate" || name === "budget_share") return `${(100 * value).toFixed(1)} %`;
+    if (isShare(name)) return `${(100 * value).toFixed(1)} %`;
     if (Number.isInteger(value)) return value.toLocaleString("en");
     return value.toLocaleString("en", { maximumSignificantDigits: 4 });
   }
-  const label = (name) => name.replace(/^(metrics|cost|seconds|memory_bytes)\./, "").replaceAll("_", " ");
+  const label = (name) => name.replace(/^(metrics|cost|seconds|memory_bytes|study|tasks)\./, "").replaceAll("_", " ");
   const prose = (text) => text.split(/(`[^`]+`|\*[^*\s][^*]*\*)/).map((part) =>
     (part.startsWith("`") ? h("code", {}, part.slice(1, -1))
       : /^\*.+\*$/.test(part) ? h("em", {}, part.slice(1, -1)) : part));
   const badge = (state) =>
     h("span", { class: `state ${state === "not run" ? "open" : state}` }, state);
+  const makeTable = makeTables({ h, show, label, badge });
 
   // --- contracts --------------------------------------------------------------------------------
   function drawContracts() {
@@ -83,19 +87,23 @@
     draw();
   }
 
+  // What is inside is made when it is first opened.
+  function unfolded(summary, make) {
+    const box = h("details", {}, summary);
+    box.addEventListener("toggle", () => {
+      if (box.children.length === 1) box.append(h("div", {}, make()));
+    });
+    return box;
+  }
   function contractCard(contract) {
     const { passed, failed } = contract.num_tests;
     const open = contract.num_tests["not run"];
     const counted = `${contract.tests.length} ${contract.tests.length === 1 ? "test" : "tests"}: ${passed} passed, ${failed} failed, ${open} not run`;
-    const card = h("details", { "data-number": contract.number },
-      h("summary", {}, h("b", {}, contract.number), badge(contract.state),
-        h("span", { class: "text" }, prose(contract.text)), h("span", { class: "dim" }, counted)));
-    card.addEventListener("toggle", () => {
-      if (card.children.length > 1) return;
-      card.append(h("div", {},
-        contract.reasons.length ? h("p", {}, contract.reasons.join("; ")) : null,
-        h("ul", {}, contract.tests.map((name) => testItem(name)))));
-    });
+    const card = unfolded(h("summary", {}, h("b", {}, contract.number), badge(contract.state),
+      h("span", { class: "text" }, prose(contract.text)), h("span", { class: "dim" }, counted)),
+    () => [contract.reasons.length ? h("p", {}, contract.reasons.join("; ")) : null,
+      h("ul", {}, contract.tests.map((name) => testItem(name)))]);
+    card.dataset.number = contract.number;
     return card;
   }
 
@@ -117,77 +125,6 @@
     const heads = ["area", "state", "passed", "failed", "skipped", "not in the run", "why"];
     section("contracts").append(h("h3", {}, "What ran where"), h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, heads.map((head) => h("th", {}, head)))), h("tbody", {}, rows))));
-  }
-
-  // --- a table that sorts and filters -----------------------------------------------------------
-  function makeTable({ columns, rows, shown, onpick, onfilter, name }) {
-    const places = shown.map((column) => columns.indexOf(column)).filter((place) => place >= 0);
-    const texts = rows.map((row) => row.map((value, place) =>
-      value === null ? "" : `${columns[place]}=${value}`).join(" ").toLowerCase());
-    const numeric = new Set(places.filter((place) => rows.some((row) => typeof row[place] === "number")));
-    let order = rows.map((_, number) => number);
-    let sorted = { place: -1, sign: 1 };
-    let limit = ROWS_AT_ONCE;
-    let picked = -1;
-    const search = h("input", { type: "search", "aria-label": `Filter ${name}`,
-      placeholder: "Filter: words, or column=value", oninput: () => { limit = ROWS_AT_ONCE; filter(); } });
-    const count = h("span", { class: "dim" });
-    const more = h("button", { type: "button", onclick: () => { limit += ROWS_AT_ONCE; draw(); } }, "Show more");
-    const heads = places.map((place) => h("th", { class: numeric.has(place) ? "number" : null, scope: "col" },
-      h("button", { type: "button", onclick: () => sort(place) }, label(columns[place]))));
-    const body = h("tbody", {});
-    const box = h("div", {}, h("div", { class: "bar" }, search, count),
-      h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body)),
-      h("div", { class: "bar" }, more));
-
-    function filter() {
-      const terms = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-      order = [];
-      for (let number = 0; number < rows.length; number += 1) {
-        if (terms.every((term) => texts[number].includes(term))) order.push(number);
-      }
-      arrange();
-      if (onfilter) onfilter(order);
-    }
-    function sort(place) {
-      sorted = { place, sign: sorted.place === place ? -sorted.sign : 1 };
-      arrange();
-    }
-    function arrange() {
-      const { place, sign } = sorted;
-      if (place >= 0) {
-        order.sort((left, right) => {
-          const [one, two] = [rows[left][place], rows[right][place]];
-          if (one === two) return left - right;
-          if (one === null || one === undefined) return 1; // what was not measured is last either way
-          if (two === null || two === undefined) return -1;
-          return (one < two ? -1 : 1) * sign;
-        });
-      }
-      heads.forEach((head, number) => head.setAttribute("aria-sort",
-        places[number] !== place ? "none" : sign > 0 ? "ascending" : "descending"));
-      draw();
-    }
-    function draw() {
-      const visible = order.slice(0, limit);
-      body.replaceChildren(...visible.map((number) => h("tr", onpick ? { tabindex: "0",
-        "aria-selected": String(number === picked), onclick: () => pick(number),
-        onkeydown: (event) => { if (event.key === "Enter") pick(number); } } : {},
-        places.map((place) => {
-          const value = rows[number][place];
-          return h("td", { class: numeric.has(place) ? "number" : null },
-            columns[place] === "state" ? badge(value) : show(value, columns[place]));
-        }))));
-      count.textContent = `${order.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`;
-      more.hidden = order.length <= limit;
-    }
-    function pick(number) {
-      picked = number;
-      draw();
-      onpick(number);
-    }
-    arrange();
-    return box;
   }
 
   // --- runs -------------------------------------------------------------------------------------
@@ -360,9 +297,8 @@
       const facts = Object.entries(benchmark.origin).map(([name, each]) => `${name}: ${each}`).join(" · ");
       section("benchmarks").append(h("h3", {}, benchmark.file), empty(facts));
       for (const table of benchmark.tables) {
-        section("benchmarks").append(h("details", {},
-          h("summary", {}, h("b", {}, table.name), `${table.rows.length} rows`),
-          h("div", {}, makeTable({ ...table, shown: table.columns, name: table.name }))));
+        section("benchmarks").append(unfolded(h("summary", {}, h("b", {}, table.name), `${table.rows.length} rows`),
+          () => makeTable({ ...table, shown: table.columns, name: table.name })));
       }
     }
   }

@@ -1,0 +1,320 @@
+"""How long an engine holds a selection: the period between two, chosen as it goes.
+
+What is traded depends on what a selection decides:
+
+* where drafts are verified, an old selection costs accepted tokens: the period with the least time
+  a token (`PeriodByCosts`, by the rounds and costs of `reselection`);
+* where decoding itself reads the selected blocks, it costs attention. Mass and microseconds have no
+  rate of exchange, so one of them is bounded: the longest period, hence the cheapest, whose
+  selections lose at most a given share of attention mass to their age (`PeriodByMass`).
+
+Either way `next_period` makes the choice, from the best period by what was measured so far and how
+far that reaches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from blockcompact_jax.costs import RetainCosts
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.reselection import (
+    MAX_SAMPLES,
+    REVISIT_EVERY_CYCLES,
+    Basis,
+    OnlineReselection,
+    RoundSample,
+    median_costs,
+    monotone,
+    predict_period,
+    round_curves,
+)
+
+MAX_MASS_LOST = 0.02
+"""Share of attention mass that a selection may lose to its age, where nobody says another."""
+MAX_PERIOD_TOKENS = 256
+"""Longest period that mass chooses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodChoice:
+    """The period until the next selection, and why.
+
+    Attributes:
+        period: tokens or rounds, as what chose it counts.
+        basis: what it rests on.
+    """
+
+    period: int
+    basis: Basis
+
+
+def next_period(
+    best: float | None,
+    *,
+    longest_measured: int,
+    first: int,
+    max_period: int,
+    decided_by: Basis = Basis.DECIDED,
+) -> PeriodChoice:
+    """Chooses a period by what was measured so far.
+
+    Args:
+        best: the best period; None while it cannot be said.
+        longest_measured: the longest that was measured. The best one may lie behind it, so that a
+            `best` as long is followed by one of twice the length.
+        first: period while nothing can be said.
+        max_period: longest period.
+        decided_by: what says which one is best.
+    """
+    if best is None:
+        return PeriodChoice(period=min(first, max_period), basis=Basis.UNMEASURED)
+    if best < longest_measured:
+        return PeriodChoice(period=max(1, int(best)), basis=decided_by)
+    if longest_measured >= max_period:
+        return PeriodChoice(period=max_period, basis=Basis.LONGEST)
+    return PeriodChoice(period=min(2 * longest_measured, max_period), basis=Basis.MEASURING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldSelection:
+    """What a selection was worth when the next one was made, by the scores that made it.
+
+    Attributes:
+        age_tokens: tokens since it was made, 1 or more.
+        mass_missed: share of attention mass in blocks that it left out, mean over layers, heads and
+            the queries that scored.
+        mass_missed_at_best: the same, had as many of the same blocks been chosen by these scores.
+        select_us: time of scoring and selecting.
+    """
+
+    age_tokens: int
+    mass_missed: float
+    mass_missed_at_best: float
+    select_us: float
+
+    def __post_init__(self) -> None:
+        if self.age_tokens < 1:
+            raise CompactionError(f"`age_tokens` is {self.age_tokens}; expected 1 or more.")
+
+    @property
+    def mass_lost(self) -> float:
+        """What age lost, beside what the policy chose by other things than mass."""
+        return self.mass_missed - self.mass_missed_at_best
+
+
+def mass_missed(
+    mass: Float[np.ndarray, "row block"],
+    selected: Int[np.ndarray, "row selected"],
+    num_candidate_blocks: int,
+) -> float:
+    """Share of attention mass in candidate blocks that are not selected, mean over rows.
+
+    Args:
+        mass: of each logical block; each row adds up to 1.
+        selected: logical blocks below `num_candidate_blocks`, each once a row.
+        num_candidate_blocks: blocks before the always-attended tail.
+    """
+    candidates = mass[:, :num_candidate_blocks].sum(axis=1)
+    held = np.take_along_axis(mass, selected.astype(np.int64), axis=1).sum(axis=1)
+    return float((candidates - held).mean())
+
+
+def mass_missed_at_best(
+    mass: Float[np.ndarray, "row block"], num_selected: int, num_candidate_blocks: int
+) -> float:
+    """The least share of attention mass that so many blocks of each row can miss, mean over rows.
+
+    Args:
+        mass: of each logical block; each row adds up to 1.
+        num_selected: blocks a row.
+        num_candidate_blocks: blocks before the always-attended tail.
+    """
+    ranked = np.sort(mass[:, :num_candidate_blocks], axis=1)
+    return float(ranked[:, : max(num_candidate_blocks - num_selected, 0)].sum(axis=1).mean())
+
+
+def longest_within(samples: Iterable[HeldSelection], *, max_mass_lost: float) -> float | None:
+    """The longest period whose selections lose at most `max_mass_lost`, as far as was measured.
+
+    Loss by age is taken as monotone, by isotonic regression; between two ages as linear, and at age
+    0 as 0.
+
+    Args:
+        samples: held selections.
+        max_mass_lost: share of attention mass.
+
+    Returns:
+        Tokens, below 1 where even the next token loses more; the longest measured age where no age
+        does; None without samples.
+    """
+    by_age: dict[int, list[float]] = {}
+    for sample in samples:
+        by_age.setdefault(sample.age_tokens, []).append(sample.mass_lost)
+    if not by_age:
+        return None
+    ages = sorted(by_age)
+    means = [statistics.fmean(by_age[age]) for age in ages]
+    lost = monotone(means, [len(by_age[age]) for age in ages], is_rising=True)
+    ages, lost = [0, *ages], [0.0, *np.maximum(lost, 0.0).tolist()]
+    behind = next((place for place, each in enumerate(lost) if each > max_mass_lost), None)
+    if behind is None:
+        return float(ages[-1])
+    before = behind - 1
+    share = (max_mass_lost - lost[before]) / (lost[behind] - lost[before])
+    return ages[before] + share * (ages[behind] - ages[before])
+
+
+def check_max_mass_lost(max_mass_lost: float) -> None:
+    """Refuses what is no share.
+
+    Raises:
+        CompactionError: naming it.
+    """
+    if not 0 < max_mass_lost < 1:
+        raise CompactionError(
+            f"`max_mass_lost` is {max_mass_lost}; expected a share of attention mass above 0 and "
+            "below 1, for example 0.02."
+        )
+
+
+class PeriodByMass:
+    """Chooses the period of a lossy engine in tokens, from what held selections lost.
+
+    Attributes:
+        choice: the period now.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_tokens: int,
+        max_mass_lost: float = MAX_MASS_LOST,
+        max_tokens: int = MAX_PERIOD_TOKENS,
+    ) -> None:
+        """Starts with `first_tokens`, until a held selection was measured.
+
+        Args:
+            first_tokens: first period.
+            max_mass_lost: share of attention mass that age may lose.
+            max_tokens: longest period.
+
+        Raises:
+            CompactionError: for a share that is none.
+        """
+        check_max_mass_lost(max_mass_lost)
+        monotone([1.0], [1.0], is_rising=True)  # no step is to pay for the import
+        self._first, self._max = first_tokens, max_tokens
+        self._max_mass_lost = max_mass_lost
+        self._samples: deque[HeldSelection] = deque(maxlen=MAX_SAMPLES)
+        self.choice = self._choose()
+
+    def book(self, sample: HeldSelection) -> None:
+        """Takes what a held selection was worth, and chooses anew."""
+        self._samples.append(sample)
+        self.choice = self._choose()
+
+    def _choose(self) -> PeriodChoice:
+        return next_period(
+            longest_within(self._samples, max_mass_lost=self._max_mass_lost),
+            longest_measured=max((each.age_tokens for each in self._samples), default=0),
+            first=self._first,
+            max_period=self._max,
+            decided_by=Basis.BOUNDED,
+        )
+
+
+class PeriodByCosts:
+    """Chooses the period of a verifying engine in rounds, with the least time a token.
+
+    One chooses for all requests of an engine, which are of several ages at a time: unlike
+    `reselection.Reselection`, which decides round by round for one sequence, it is asked for a
+    period.
+
+    Attributes:
+        choice: the period now.
+    """
+
+    def __init__(self, *, first_rounds: int, max_rounds: int | None = None) -> None:
+        """Starts with `first_rounds`, until rounds and selections were measured.
+
+        Args:
+            first_rounds: first period.
+            max_rounds: longest period; None for that of `OnlineReselection`.
+        """
+        monotone([1.0], [1.0], is_rising=True)  # no step is to pay for the import
+        self._first = first_rounds
+        self._max = max_rounds or OnlineReselection.max_period_rounds
+        self._rounds: dict[int, deque[RoundSample]] = {}
+        self._costs: deque[RetainCosts] = deque(maxlen=MAX_SAMPLES)
+        self._num_selections = 0
+        self.choice = self._choose()
+
+    def book_round(self, sample: RoundSample) -> None:
+        """Takes what a round took and gave."""
+        rounds = self._rounds.setdefault(sample.age_rounds, deque(maxlen=MAX_SAMPLES))
+        rounds.append(sample)
+
+    def book_selection(self, costs: RetainCosts) -> None:
+        """Takes what a selection cost, and chooses anew."""
+        self._costs.append(costs)
+        self._num_selections += 1
+        self.choice = self._choose()
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Mean of the rounds so far; None before the first."""
+        gained = [each.num_gained_tokens for rounds in self._rounds.values() for each in rounds]
+        return statistics.fmean(gained) if gained else None
+
+    @property
+    def costs(self) -> RetainCosts:
+        """Medians of the newest selections, term by term."""
+        return median_costs(self._costs)
+
+    def _choose(self) -> PeriodChoice:
+        curves = round_curves(each for rounds in self._rounds.values() for each in rounds)
+        found = predict_period(curves, self.costs)
+        choice = next_period(
+            None if found is None else found.period_rounds,
+            longest_measured=curves.num_ages,
+            first=self._first,
+            max_period=self._max,
+        )
+        is_revisit = self._num_selections % REVISIT_EVERY_CYCLES == REVISIT_EVERY_CYCLES - 1
+        if choice.basis is Basis.DECIDED and is_revisit:
+            return PeriodChoice(period=choice.period + 1, basis=Basis.MEASURING)
+        return choice
+
+
+def mass_decision(
+    sample: HeldSelection, choice: PeriodChoice, *, num_tokens: int, max_mass_lost: float | None
+) -> dict[str, Any]:
+    """One decision of a lossy engine, with everything it rests on.
+
+    Args:
+        sample: the selection that ended.
+        choice: the period of the new one.
+        num_tokens: tokens of the sequence.
+        max_mass_lost: the bound; None where the period is fixed.
+    """
+    return {
+        "num_tokens": num_tokens,
+        **asdict(sample),
+        "mass_lost": sample.mass_lost,
+        "max_mass_lost": max_mass_lost,
+        "basis": choice.basis.value,
+        "next_period_tokens": choice.period,
+    }
+
+
+def cost_terms_us(costs: RetainCosts) -> dict[str, float | None]:
+    """Terms by the names of a course; an unmeasured one is None."""
+    return {f"{name}_us": term["value_us"] for name, term in asdict(costs).items()}

@@ -1,0 +1,159 @@
+"""When vLLM's requests are scored again: what the log says, counted from the mini engine's KV."""
+
+import time
+
+import numpy as np
+import pytest
+
+from blockcompact_jax.budget import parse_budget
+from blockcompact_jax.decision_log import read_decision_log
+from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.kernels import Layout
+from torch_bridge.vllm.compaction import GroupCompaction
+from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.drafting import GroupDrafting
+
+from . import mini_engine as mini
+from .mini_engine import MiniEngine
+from .test_attend_drafting import OneRequest
+from .test_attend_engine import NamedRequest
+
+
+def make_engine(**config):
+    geometry = ModelGeometry.uniform(
+        num_layers=mini.LAYERS,
+        num_query_heads=mini.HEADS * mini.GROUP,
+        num_kv_heads=mini.HEADS,
+        head_dim=mini.DIMS,
+        block_tokens=mini.B,
+        dtype="float32",
+        layout="vec",
+    )
+    compaction = GroupCompaction(
+        AttendConfig(budget=parse_budget("3b"), **config),
+        geometry=geometry,
+        layer_names=mini.LAYER_NAMES,
+        layout=Layout.VEC,
+        max_tokens=mini.MAX_BLOCKS * mini.B,
+    )
+    return MiniEngine(compaction)
+
+
+def missed(masses, selected, num_candidates):
+    """Means over layers of the mass in candidate blocks: left out, and at least left out."""
+    total = at_best = 0.0
+    for mass, blocks in zip(masses, selected, strict=True):
+        shares = [
+            float(mass[block * mini.B : (block + 1) * mini.B].sum())
+            for block in range(num_candidates)
+        ]
+        total += sum(share for block, share in enumerate(shares) if block not in blocks)
+        at_best += sum(sorted(shares)[: len(shares) - len(blocks)])
+    return total / len(masses), at_best / len(masses)
+
+
+@pytest.mark.parametrize("every", [5, "auto"])
+def test_CST_2_every_decision_says_what_the_ended_selection_missed(tmp_path, every):
+    """CST-2: the mass of the newest query, from all KV of the request, token by token."""
+    log = tmp_path / "decisions.jsonl"
+    engine = make_engine(reselect_every_tokens=every, decision_log=str(log))
+    engine.admit(0, 50)
+    for _ in range(1 + 40):
+        engine.step()
+    facts, rows = read_decision_log(log)
+    assert (facts["engine"], facts["policy"], facts["budget"]) == ("vllm", "attend", "3b")
+    assert {row["group"] for row in rows} == {mini.LAYER_NAMES[0]}
+    known, before = NamedRequest(0, "3b", 1), 51
+    for length in [51, *(row["num_tokens"] for row in rows)]:
+        masses = [
+            known._attend(layer, length, range(length))[1].mean(0) for layer in range(mini.LAYERS)
+        ]
+        held = known.selected and missed(masses, known.selected, known.num_candidates)
+        known._select(length, 3, masses)
+        if held is not None:
+            row = next(row for row in rows if row["num_tokens"] == length)
+            assert row["age_tokens"] == length - before
+            found = (row["mass_missed"], row["mass_missed_at_best"])
+            assert found == pytest.approx(held, abs=1e-4)
+            assert row["select_us"] > 0
+        before = length
+    ages = [row["age_tokens"] for row in rows]
+    periods = [16 if every == "auto" else 5, *(row["next_period_tokens"] for row in rows[:-1])]
+    assert ages == periods
+
+
+def test_a_strict_bound_scores_more_often_than_a_loose_one():
+    scored = {}
+    for bound in (1e-6, 0.9):
+        engine = make_engine(reselect_every_tokens="auto", max_mass_lost=bound)
+        engine.admit(0, 64)
+        for _ in range(1 + 32):
+            engine.step()
+        scored[bound] = engine.compaction.counts.num_scored
+    assert scored[0.9] == 1 + 1, "after 16 tokens, and not within 32 more"
+    assert scored[1e-6] > 4
+
+
+def test_CST_2_drafts_choose_by_what_rounds_took_and_gained(tmp_path, monkeypatch):
+    """CST-2: ages in rounds, a selection's cost with every term, and fewer tokens with age."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    log = tmp_path / "decisions.jsonl"
+    config = AttendConfig(
+        policy="lossless",
+        budget=parse_budget("3b"),
+        reselect_every_tokens="auto",
+        decision_log=str(log),
+    )
+    geometry = ModelGeometry.uniform(
+        num_layers=1,
+        num_query_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        block_tokens=32,
+        dtype="float32",
+        layout="vec",
+    )
+    drafting = GroupDrafting(
+        config,
+        geometry=geometry,
+        layer_names=["model.layers.0.attn"],
+        layout=Layout.VEC,
+        max_tokens=2048,
+    )
+    request = OneRequest(drafting, first_block=1)
+    request.table = np.arange(1, 65, dtype=np.int32)[None]
+    computed = 300
+    request.step(computed, 1, computed + 2)
+    computed += 1
+    age, ages, seen = 0, [], 0
+    for _ in range(60):
+        clock[0] += 0.1  # a round takes as long whatever its age
+        request.draft(computed + 1)
+        gained = 9 if age == 0 else 2  # a fresh selection has many more drafts accepted
+        request.step(computed, 9, computed + 1 + gained)
+        computed += gained
+        age += 1
+        decisions = read_decision_log(log)[1]
+        if len(decisions) > seen:
+            seen, age = len(decisions), 0
+        ages.append(age)
+    rows = decisions
+    assert [row["age_rounds"] for row in rows] == [
+        sum(1 for _ in group) for group in _cycles(ages, len(rows))
+    ]
+    assert all(row["kv_move_us"] == row["metadata_us"] == 0.0 for row in rows)
+    assert all(row["plan_us"] is not None for row in rows)
+    late = [row["next_period_rounds"] for row in rows[-9:]]
+    assert sorted(late)[4] == 1, "a selection is free here, and age costs most of the tokens"
+
+
+def _cycles(ages, num_cycles):
+    """Rounds from one selection to the next, as this test counted them."""
+    cycles, rounds = [], []
+    for age in ages:
+        rounds.append(age)
+        if age == 0:
+            cycles.append(rounds)
+            rounds = []
+    return cycles[:num_cycles]

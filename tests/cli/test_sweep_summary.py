@@ -1,0 +1,86 @@
+"""What a sweep says in words: every number counted by hand from made-up rows."""
+
+from blockcompact_jax.cli.sweep_summary import summarize_runs, summarize_study, summarize_tasks
+
+
+def run(context, policy, speedup, acceptance, same=True):
+    return {
+        "configuration": {"context": context, "policy": policy, "budget": "10%"},
+        "report": {
+            "speedup_vs_full": speedup,
+            "acceptance_rate": acceptance,
+            "tokens_identical_to_full": same,
+        },
+    }
+
+
+def test_MON_1_a_sweep_of_runs_says_what_is_best_what_limits_and_what_is_unknown():
+    """MON-1: results a person can use, and no speed claimed that was not compared."""
+    rows = [
+        run(1024, "attention", 1.13, 0.90),
+        run(1024, "random", 0.62, 0.56),
+        run(2048, "attention", 1.94, 1.0),
+        run(2048, "recency", 2.08, 0.9, same=False),
+        run(2048, "random", 0.42, 0.56),
+        run(2048, "random", None, None, same=None),
+    ]
+    text = "\n".join(summarize_runs(rows, ["context", "policy"]))
+    assert "Fastest: 2.08 times the speed of full attention, with context 2048, policy" in text
+    assert "Not faster than full attention: 2 of 5." in text
+    assert "where 75% or more of them were accepted, the speed was 1.13 to 2.08 times" in text
+    assert "elsewhere 0.42 to 0.62" in text
+    assert "1.13 at 1,024, 1.94 to 2.08 at 2,048" in text
+    assert "attention 95%, random 56%, recency 90%" in text
+    assert "The same tokens as full attention: 4 of 5." in text
+    assert "Speed not compared: 1 of 6." in text
+    assert "timed once, on one text" in text
+
+
+def test_a_sweep_in_which_nothing_is_faster_says_so():
+    text = "\n".join(summarize_runs([run(512, "attention", 0.8, 0.5)], []))
+    assert text.startswith("Nothing was faster than full attention: at best")
+    assert "0.80 times" in text
+    assert "Fastest" not in text
+
+
+def test_a_sweep_without_full_attention_compares_nothing():
+    text = "\n".join(summarize_runs([run(512, "attention", None, 0.5, same=None)], []))
+    assert "was not compared" in text
+    assert "Speed not compared: 1 of 1." in text
+    assert "times" not in text.replace("timed", "")
+
+
+def study(budget, policy, kept):
+    return {
+        "configuration": {"budget": budget, "policy": policy},
+        "report": {"study": {"mass_kept": kept, "mass_kept_at_best": 0.97}},
+    }
+
+
+def test_a_study_names_the_policy_that_keeps_most_at_each_budget():
+    rows = [
+        study("10%", "attention", 0.8),
+        study("10%", "recency", 0.85),
+        study("25%", "attention", 0.95),
+        study("25%", "recency", 0.9),
+    ]
+    lines = summarize_study(rows, ["budget", "policy"])
+    assert lines[0].startswith("Budget 10%: policy recency keeps most of the attention, 85.0%, of")
+    assert lines[1].startswith("Budget 25%: policy attention keeps most of the attention, 95.0%")
+    assert "not accuracy" in lines[2]
+
+
+def test_tasks_say_what_was_found_beside_full_attention():
+    found = {"num_cases": 4, "token_accuracy": 0.5, "token_accuracy_full": 1.0, "agreement": 0.5}
+    rows = [
+        {
+            "configuration": {"budget": "10%"},
+            "report": {"tasks": {"needle": found, "code": {**found, "token_accuracy": 1.0}}},
+        }
+    ]
+    lines = summarize_tasks(rows, ["budget"])
+    assert lines[0] == (
+        "budget 10%: 75% of the answers' tokens found, 100% with full attention; both say the same "
+        "in 50% (8 cases)."
+    )
+    assert "Nothing here was timed" in lines[1]
