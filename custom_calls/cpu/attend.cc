@@ -153,19 +153,30 @@ void RunBatch(AttendBatch batch, const ParallelFor& parallel_for) {
   LoadQueries(batch);
   std::vector<std::atomic<int64_t>> num_left(static_cast<size_t>(batch.num_kv_heads));
   for (std::atomic<int64_t>& left : num_left) left = batch.num_chunks;
-  const auto task = [&](int64_t number) {
-    const int64_t kv_head = number % batch.num_kv_heads;
-    AttendChunk(batch, kv_head, number / batch.num_kv_heads);
-    if (--num_left[static_cast<size_t>(kv_head)] == 0) MergeChunks(batch, kv_head);
-  };
   const int64_t num_tasks = batch.num_kv_heads * batch.num_chunks;
+  const auto place_of = [&](int64_t number) {
+    return ChunkPlace{number % batch.num_kv_heads, number / batch.num_kv_heads};
+  };
+  // A thread takes its next place before it works on one: it asks for what comes then.
+  std::atomic<int64_t> next_number{0};
+  const auto work = [&](int64_t) {
+    int64_t number = next_number.fetch_add(1);
+    while (number < num_tasks) {
+      const int64_t after = next_number.fetch_add(1);
+      const ChunkPlace place = place_of(number);
+      const ChunkPlace next_place = place_of(after);
+      AttendChunk(batch, place, after < num_tasks ? &next_place : nullptr);
+      if (--num_left[static_cast<size_t>(place.kv_head)] == 0) MergeChunks(batch, place.kv_head);
+      number = after;
+    }
+  };
   const KeyRange seen = batch.SeenByAny();
   const int64_t num_bytes =
       (seen.end - seen.begin) * batch.num_kv_heads * 2 * batch.dims_padded * batch.element_bytes();
   if (num_bytes <= kSerialBytes) {
-    SerialFor(num_tasks, task);
+    work(0);
   } else {
-    parallel_for(num_tasks, task);
+    parallel_for(num_tasks, work);
   }
 }
 

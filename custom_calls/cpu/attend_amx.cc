@@ -18,14 +18,13 @@ namespace {
 constexpr int64_t kMaxRows = 16;
 constexpr int64_t kLine = 64;  // bytes
 constexpr int64_t kMaxCopiedDims = 512;
-constexpr int64_t kTilesAhead = 2;  // that values are asked for before they are met
 
-// Tile registers: 0-3 sums, 4 queries or weights, 5 keys or values.
+// Tile registers: 0-3 sums, 4 and 5 queries or weights, 6 and 7 keys or values.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t num_rows[16] = {};
 };
 
@@ -40,65 +39,90 @@ TARGET_AMX void Enter(int64_t num_rows) {
   tile_rows = (num_rows + num_passes - 1) / num_passes;
   TileConfig config;
   const auto rows = static_cast<uint8_t>(tile_rows);
-  for (int tile : {0, 1, 2, 3, 4}) config.num_rows[tile] = rows;
-  config.num_rows[5] = 16;
+  for (int tile : {0, 1, 2, 3, 4, 5}) config.num_rows[tile] = rows;
+  for (int tile : {6, 7}) config.num_rows[tile] = 16;
   Publish(&config);
   _tile_loadconfig(&config);
 }
 
 TARGET_AMX void Leave() { _tile_release(); }
 
-// Always inlined: a call that only asks for memory would be dropped as one without effect.
-__attribute__((always_inline)) inline void PrefetchLines(const std::byte* first, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    _mm_prefetch(reinterpret_cast<const char*>(first + i * kLine), _MM_HINT_T0);
+// Up to 16 rows against the tiles of a group.
+TARGET_AMX void ScorePass(const ScoreJob& job, int64_t first_row, int64_t num_ahead) {
+  const int64_t row_bytes = job.dims_padded * 2;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t byte = 0; byte < row_bytes; byte += kLine) {
+    job.ahead.Ask(num_ahead);
+    _tile_loadd(4, job.queries + first_row * row_bytes + byte, row_bytes);
+    _tile_loadd(6, job.k_tiles[0] + 16 * byte, kLine);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, job.k_tiles[1] + 16 * byte, kLine);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, job.k_tiles[2] + 16 * byte, kLine);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, job.k_tiles[3] + 16 * byte, kLine);
+    _tile_dpbf16ps(3, 4, 7);
   }
+  float* scores = job.scores + first_row * job.row_tokens;
+  const int64_t stride_bytes = job.row_tokens * 4;
+  _tile_stored(0, scores, stride_bytes);
+  _tile_stored(1, scores + kTileTokens, stride_bytes);
+  _tile_stored(2, scores + 2 * kTileTokens, stride_bytes);
+  _tile_stored(3, scores + 3 * kTileTokens, stride_bytes);
+}
+
+// Two passes against two tiles, which are read once.
+TARGET_AMX void ScoreTwoPasses(const ScoreJob& job, int64_t first_row, int64_t first_tile,
+                               int64_t num_ahead) {
+  const int64_t row_bytes = job.dims_padded * 2;
+  const std::byte* queries = job.queries + first_row * row_bytes;
+  const std::byte* more_queries = queries + tile_rows * row_bytes;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t byte = 0; byte < row_bytes; byte += kLine) {
+    job.ahead.Ask(num_ahead);
+    _tile_loadd(4, queries + byte, row_bytes);
+    _tile_loadd(6, job.k_tiles[first_tile] + 16 * byte, kLine);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, job.k_tiles[first_tile + 1] + 16 * byte, kLine);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, more_queries + byte, row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  float* scores = job.scores + first_row * job.row_tokens + first_tile * kTileTokens;
+  float* more_scores = scores + tile_rows * job.row_tokens;
+  const int64_t stride_bytes = job.row_tokens * 4;
+  _tile_stored(0, scores, stride_bytes);
+  _tile_stored(1, scores + kTileTokens, stride_bytes);
+  _tile_stored(2, more_scores, stride_bytes);
+  _tile_stored(3, more_scores + kTileTokens, stride_bytes);
 }
 
 TARGET_AMX void Score(const ScoreJob& job) {
   Publish(job.queries);
-  const int64_t row_bytes = job.dims_padded * 2;
-  for (int64_t first = 0; first < job.num_rows; first += tile_rows) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t byte = 0; byte < row_bytes; byte += kLine) {
-      if (first == 0) {
-        for (const std::byte* next : job.next_k_tiles) PrefetchLines(next + 16 * byte, 16);
-      }
-      _tile_loadd(4, job.queries + first * row_bytes + byte, row_bytes);
-      _tile_loadd(5, job.k_tiles[0] + 16 * byte, kLine);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(5, job.k_tiles[1] + 16 * byte, kLine);
-      _tile_dpbf16ps(1, 4, 5);
-      _tile_loadd(5, job.k_tiles[2] + 16 * byte, kLine);
-      _tile_dpbf16ps(2, 4, 5);
-      _tile_loadd(5, job.k_tiles[3] + 16 * byte, kLine);
-      _tile_dpbf16ps(3, 4, 5);
+  const int64_t num_parts = job.dims_padded * 2 / kLine;
+  for (int64_t first = 0; first < job.num_rows;) {
+    if (first + tile_rows >= job.num_rows) {
+      ScorePass(job, first, first == 0 ? job.ahead.Of(num_parts) : 0);
+      return;
     }
-    float* scores = job.scores + first * kRowTokens;
-    _tile_stored(0, scores, kRowTokens * 4);
-    _tile_stored(1, scores + kTileTokens, kRowTokens * 4);
-    _tile_stored(2, scores + 2 * kTileTokens, kRowTokens * 4);
-    _tile_stored(3, scores + 3 * kTileTokens, kRowTokens * 4);
-  }
-}
-
-// Asks for the lines of a tile that comes soon, of some groups of 16 dims.
-__attribute__((always_inline)) inline void PrefetchTile(const ValueJob& job, int64_t tile,
-                                                        int64_t first_group, int64_t num_groups) {
-  if (tile >= job.num_tiles) return;
-  const VTile& next = job.v_tiles[tile];
-  for (int64_t group = first_group; group < first_group + num_groups; ++group) {
-    PrefetchLines(next.base + group * next.dim_group_stride_bytes, 16);
+    const int64_t num_ahead = first == 0 ? job.ahead.Of(2 * num_parts) : 0;
+    ScoreTwoPasses(job, first, 0, num_ahead);
+    ScoreTwoPasses(job, first, 2, num_ahead);
+    first += 2 * tile_rows;
   }
 }
 
 // Adds to kGroups x 16 dims of up to 16 rows.
 template <int kGroups>
 TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t first_group,
-                          float* sums) {
+                          float* sums, int64_t num_ahead) {
   const int64_t row_bytes = job.dims_padded * 4;
   Publish(sums);
   _tile_loadd(0, sums, row_bytes);
@@ -108,21 +132,21 @@ TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t
   for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
     const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
     const std::byte* v = job.v_tiles[tile].base + first_group * stride;
-    PrefetchTile(job, tile + kTilesAhead, first_group, kGroups);
+    job.ahead.Ask(num_ahead);
     _tile_loadd(4, weights + tile * kValueTokens * 2, kRowTokens * 2);
-    _tile_loadd(5, v, kLine);
-    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, v, kLine);
+    _tile_dpbf16ps(0, 4, 6);
     if constexpr (kGroups > 1) {
-      _tile_loadd(5, v + stride, kLine);
-      _tile_dpbf16ps(1, 4, 5);
+      _tile_loadd(7, v + stride, kLine);
+      _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kGroups > 2) {
-      _tile_loadd(5, v + 2 * stride, kLine);
-      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(6, v + 2 * stride, kLine);
+      _tile_dpbf16ps(2, 4, 6);
     }
     if constexpr (kGroups > 3) {
-      _tile_loadd(5, v + 3 * stride, kLine);
-      _tile_dpbf16ps(3, 4, 5);
+      _tile_loadd(7, v + 3 * stride, kLine);
+      _tile_dpbf16ps(3, 4, 7);
     }
   }
   _tile_stored(0, sums, row_bytes);
@@ -133,7 +157,7 @@ TARGET_AMX void AddGroups(const ValueJob& job, const std::byte* weights, int64_t
 
 // Adds to 2 x 16 dims of two full passes, which read the values once.
 TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int64_t first_group,
-                             float* sums) {
+                             float* sums, int64_t num_ahead) {
   const int64_t row_bytes = job.dims_padded * 4;
   const std::byte* more_weights = weights + tile_rows * kRowTokens * 2;
   float* more_sums = sums + tile_rows * job.dims_padded;
@@ -145,16 +169,15 @@ TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int6
   for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
     const int64_t stride = job.v_tiles[tile].dim_group_stride_bytes;
     const std::byte* v = job.v_tiles[tile].base + first_group * stride;
-    PrefetchTile(job, tile + kTilesAhead, first_group, 2);
+    job.ahead.Ask(num_ahead);
     _tile_loadd(4, weights + tile * kValueTokens * 2, kRowTokens * 2);
-    _tile_loadd(5, v, kLine);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(5, v + stride, kLine);
-    _tile_dpbf16ps(1, 4, 5);
-    _tile_loadd(4, more_weights + tile * kValueTokens * 2, kRowTokens * 2);
-    _tile_dpbf16ps(3, 4, 5);
-    _tile_loadd(5, v, kLine);
-    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(6, v, kLine);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, v + stride, kLine);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, more_weights + tile * kValueTokens * 2, kRowTokens * 2);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, sums, row_bytes);
   _tile_stored(1, sums + kDimsOfWord, row_bytes);
@@ -162,14 +185,15 @@ TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int6
   _tile_stored(3, more_sums + kDimsOfWord, row_bytes);
 }
 
-void AddRows(const ValueJob& job, const std::byte* weights, float* sums) {
+void AddRows(const ValueJob& job, const std::byte* weights, float* sums, bool is_first) {
   const int64_t num_groups = job.dims_padded / kDimsOfWord;
+  const int64_t num_ahead = is_first ? job.ahead.Of((num_groups + 3) / 4 * job.num_tiles) : 0;
   int64_t group = 0;
   for (; group + 4 <= num_groups; group += 4) {
-    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord);
+    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord, num_ahead);
   }
   for (; group < num_groups; group += 2) {
-    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord);
+    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord, num_ahead);
   }
 }
 
@@ -180,15 +204,18 @@ void Value(const ValueJob& job) {
     float* sums = job.sums + first * job.dims_padded;
     const bool is_second_whole = num_left >= 2 * tile_rows || job.has_spare_rows;
     if (num_left > tile_rows && is_second_whole) {
-      for (int64_t group = 0; group < job.dims_padded / kDimsOfWord; group += 2) {
-        AddTwoPasses(job, weights, group, sums + group * kDimsOfWord);
+      const int64_t num_groups = job.dims_padded / kDimsOfWord;
+      const int64_t num_ahead = first == 0 ? job.ahead.Of(num_groups / 2 * job.num_tiles) : 0;
+      for (int64_t group = 0; group < num_groups; group += 2) {
+        AddTwoPasses(job, weights, group, sums + group * kDimsOfWord, num_ahead);
       }
       first += 2 * tile_rows;
       continue;
     }
+    const bool is_first = first == 0;
     first += tile_rows;
     if (num_left >= tile_rows || job.has_spare_rows) {
-      AddRows(job, weights, sums);
+      AddRows(job, weights, sums, is_first);
       continue;
     }
     // The registers hold more rows than there are: work on a copy.
@@ -196,7 +223,7 @@ void Value(const ValueJob& job) {
     const auto num_bytes = static_cast<size_t>(num_left * job.dims_padded) * sizeof(float);
     std::memset(copy, 0, static_cast<size_t>(kMaxRows * job.dims_padded) * sizeof(float));
     std::memcpy(copy, sums, num_bytes);
-    AddRows(job, weights, copy);
+    AddRows(job, weights, copy, is_first);
     std::memcpy(sums, copy, num_bytes);
   }
 }

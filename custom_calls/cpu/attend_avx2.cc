@@ -63,13 +63,11 @@ ATTEND_TARGET void ScoreRows(const ScoreJob& job, int64_t first_row) {
   const int64_t num_words = job.dims_padded * static_cast<int64_t>(kType) / 4;
   const std::byte* queries = job.queries + first_row * num_words * 4;
   for (int64_t tile = 0; tile < kGroupTiles; ++tile) {
-    for (int64_t word = 0; first_row == 0 && word < num_words; ++word) {
-      __builtin_prefetch(job.next_k_tiles[tile] + 64 * word);
-    }
+    if (first_row == 0) job.ahead.Ask(job.ahead.Of(kGroupTiles));
     __m256 sums[kRows][2] = {};
     AddLines<kType>(queries, num_words * 4, job.k_tiles[tile], num_words, sums);
-    float* scores = job.scores + first_row * kRowTokens + tile * kTileTokens;
-    for (int r = 0; r < kRows; ++r, scores += kRowTokens) {
+    float* scores = job.scores + first_row * job.row_tokens + tile * kTileTokens;
+    for (int r = 0; r < kRows; ++r, scores += job.row_tokens) {
       _mm256_storeu_ps(scores, sums[r][0]);
       _mm256_storeu_ps(scores + 8, sums[r][1]);
     }
@@ -82,6 +80,7 @@ ATTEND_TARGET void ValueRows(const ValueJob& job, int64_t first_row) {
   const int64_t num_words = kValueTokens * bytes / 4;
   const std::byte* weights = job.weights + first_row * kRowTokens * bytes;
   for (int64_t group = 0; group < job.dims_padded / kDimsOfWord; ++group) {
+    if (first_row == 0) job.ahead.Ask(job.ahead.Of(job.dims_padded / kDimsOfWord));
     float* out = job.sums + first_row * job.dims_padded + group * kDimsOfWord;
     __m256 sums[kRows][2];
     for (int r = 0; r < kRows; ++r) {

@@ -62,12 +62,20 @@ ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+ATTEND_TARGET inline __m512i RoundBf16Pair(__m512 first, __m512 second) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(RoundBf16(first)), RoundBf16(second), 1);
+}
+
+#include "attend_avx512_blocks.inc"
+
 namespace widened {
-#define ATTEND_ROUND_BF16 RoundBf16
+#define ATTEND_ROUND_BF16_PAIR RoundBf16Pair
 #define ATTEND_DOT_BF16 DotWidened
+#define ATTEND_EXP2_BF16 Exp2
 #include "attend_avx512.inc"
+#undef ATTEND_EXP2_BF16
 #undef ATTEND_DOT_BF16
-#undef ATTEND_ROUND_BF16
+#undef ATTEND_ROUND_BF16_PAIR
 }  // namespace widened
 
 // Bytes [begin, begin + 64) of a row, zeros past `end`. A whole row has them all.
@@ -157,16 +165,19 @@ void PackV16(const std::byte* const* rows, int64_t head_dim, std::byte* tile) {
 }
 
 // Whole tiles: two dims of 16 tokens lie 16 elements or more apart.
-ATTEND_TARGET void PackKVecPairs(const std::byte* column, const std::byte* next_column,
-                                 int64_t row_bytes, int64_t num_words, std::byte* tile) {
+ATTEND_TARGET void PackKVecPairs(const std::byte* column, int64_t row_bytes, int64_t num_words,
+                                 std::byte* tile) {
   alignas(64) uint16_t index[32];
   for (int i = 0; i < 32; ++i) index[i] = static_cast<uint16_t>(i % 2 * 16 + i / 2);
   const __m512i interleave = _mm512_load_si512(index);
-  const bool has_long_rows = row_bytes > 32;  // else two share a line
+  if (row_bytes == 2 * kTileTokens) {  // both dims are one line
+    for (int64_t byte = 0; byte < 64 * num_words; byte += 64) {
+      const __m512i both = _mm512_loadu_si512(column + byte);
+      _mm512_storeu_si512(tile + byte, _mm512_permutexvar_epi16(interleave, both));
+    }
+    return;
+  }
   for (int64_t word = 0; word < num_words; ++word, column += 2 * row_bytes) {
-    const char* next = reinterpret_cast<const char*>(next_column) + 2 * word * row_bytes;
-    _mm_prefetch(next, _MM_HINT_T1);
-    if (has_long_rows) _mm_prefetch(next + row_bytes, _MM_HINT_T1);
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column + row_bytes));
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
@@ -175,18 +186,16 @@ ATTEND_TARGET void PackKVecPairs(const std::byte* column, const std::byte* next_
 }
 
 template <int kBytes>
-ATTEND_TARGET void PackKVec(const std::byte* column, const std::byte* next_column,
-                            int64_t num_tokens, int64_t row_stride, int64_t head_dim,
-                            std::byte* tile) {
+ATTEND_TARGET void PackKVec(const std::byte* column, int64_t num_tokens, int64_t row_stride,
+                            int64_t head_dim, std::byte* tile) {
   constexpr int64_t kPair = PairElements(kBytes);
   if (kPair == 2 && num_tokens == kTileTokens && head_dim % kDimsOfWord == 0) {
-    return PackKVecPairs(column, next_column, row_stride * kBytes, head_dim / kPair, tile);
+    return PackKVecPairs(column, row_stride * kBytes, head_dim / kPair, tile);
   }
   const __m512i low = InterleaveIndex(0);
   for (int64_t word = 0; word < PaddedDims(head_dim) / kPair; ++word) {
     const int64_t d = word * kPair;
     const std::byte* row = column + d * row_stride * kBytes;
-    __builtin_prefetch(next_column + d * row_stride * kBytes);
     __m512i line = LoadRow<false>(d < head_dim ? row : nullptr, 0, num_tokens * kBytes);
     if constexpr (kPair == 2) {
       const std::byte* next = d + 1 < head_dim ? row + row_stride * kBytes : nullptr;
@@ -195,8 +204,6 @@ ATTEND_TARGET void PackKVec(const std::byte* column, const std::byte* next_colum
     _mm512_storeu_si512(tile + 64 * word, line);
   }
 }
-
-#include "attend_avx512_blocks.inc"
 
 // Order of bf16 as that of the float32 it widens to.
 ATTEND_TARGET inline __m512i WidenOrder(__m256i order) {
@@ -263,30 +270,51 @@ void Bounds(const BoundsJob& job) {
 }
 
 #undef ATTEND_TARGET
-#define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma,avx512bf16")))
+#define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,avx512bf16")))
+
+// 2^x for x <= 0 in `lanes` within 3e-6 of it, where bf16 keeps 4e-3; 0 below -126 and in the other
+// lanes. 2^0 is 1.
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2ForBf16(__m512 x, __mmask16 lanes) {
+  constexpr int kFromFloor = 1;
+  const __m512 r = _mm512_reduce_ps(x, kFromFloor);
+  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.34266858e-2F), r, _mm512_set1_ps(5.22424717e-2F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.41280206e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93044845e-1F));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
+  const __mmask16 is_normal =
+      _mm512_mask_cmp_ps_mask(lanes, x, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, y, x);  // by 2^floor(x)
+}
 
 namespace paired {
-#define ATTEND_ROUND_BF16(values) reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values))
+#define ATTEND_ROUND_BF16_PAIR(first, second) \
+  reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh((second), (first)))
+#define ATTEND_EXP2_BF16 Exp2ForBf16
 #define ATTEND_DOT_BF16(sum, a, b) \
   _mm512_dpbf16_ps((sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))
 #include "attend_avx512.inc"
 #undef ATTEND_DOT_BF16
-#undef ATTEND_ROUND_BF16
+#undef ATTEND_EXP2_BF16
+#undef ATTEND_ROUND_BF16_PAIR
 }  // namespace paired
 
 #undef ATTEND_TARGET
 
 }  // namespace
 
-bool HasPairProducts() { return __builtin_cpu_supports("avx512bf16") != 0; }
+bool HasPairProducts() {
+  return __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512dq") != 0;
+}
 
 AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
-  kernels.softmax = has_pair_products ? paired::Softmax : widened::Softmax;
+  kernels.softmax =
+      has_pair_products ? paired::Softmax<AttendType::kBf16> : widened::Softmax<AttendType::kBf16>;
   kernels.sums = Sums;
   kernels.maxima = Maxima;
   kernels.bounds = Bounds<AttendType::kBf16>;
   if (type == AttendType::kF32) {
+    kernels.softmax = widened::Softmax<AttendType::kF32>;
     kernels.bounds = Bounds<AttendType::kF32>;
     kernels.pack_k = PackK<4>;
     kernels.pack_v = PackV32;

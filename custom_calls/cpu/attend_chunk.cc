@@ -23,19 +23,11 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+bool operator==(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
+
 KeyRange Intersect(KeyRange a, KeyRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
-
-// Blocks in a row that a chunk has the same number of keys of, from `key` on.
-struct BlockRun {
-  int64_t column;
-  int64_t key;
-  int64_t num_blocks;
-  int64_t block_tokens;
-
-  KeyRange keys() const { return {key, key + num_blocks * block_tokens}; }
-};
 
 // One KV head and one chunk. Keys count from the start of the sequence.
 class ChunkTask {
@@ -51,39 +43,49 @@ class ChunkTask {
         scores_(scratch.Take<float>(ScratchRows(batch) * kRowTokens)),
         rounded_(scratch.Take<std::byte>(ScratchRows(batch) * kRowTokens * 2)),
         sums_(scratch.Take<float>(ScratchRows(batch) * batch.dims_padded)),
+        maximum_(scratch.Take<float>(batch.num_rows())),
+        lanes_(scratch.Take<float>(batch.num_rows() * kLanes)),
+        step_mass_(scratch.Take<float>(batch.num_rows() * kStepTokens)),
         tiles_(scratch.Take<std::byte>(2 * kGroupTiles * tile_bytes_)),
-        runs_(scratch.Take<BlockRun>(batch.max_chunk_columns)),
         reader_(*batch.sequence, batch.kernels, kv_head, scratch.Take<std::byte>(v_tile_bytes_)) {}
+
+  static constexpr int64_t kNumPieces = 8;  // of scratch
 
   static int64_t ScratchRows(const AttendBatch& batch) { return batch.num_rows() + kSpareRows; }
 
   static int64_t ScratchBytes(const AttendBatch& batch) {
     const int64_t tile_bytes = kTileTokens * batch.dims_padded * batch.element_bytes();
     return ScratchRows(batch) * (kRowTokens * 6 + batch.dims_padded * 4) +
-           (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes +
-           batch.max_chunk_columns * static_cast<int64_t>(sizeof(BlockRun));
+           batch.num_rows() * (1 + kLanes + kStepTokens) * 4 +
+           (2 * kGroupTiles + kValueTokens / kTileTokens) * tile_bytes;
   }
 
-  void Run() {
-    const KeyRange chunk = {first_key_, first_key_ + kChunkTokens};
-    const KeyRange seen = Intersect(batch_.SeenByAny(), chunk);
-    reader_.FindPlaces(first_key_, kChunkTokens + kGroupTokens, &places_);
-    PlanPrefetch(seen);
-    for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
-      ScoreGroup(key, seen.end);
-    }
-    if (batch_.mass != nullptr) FindBlocks(seen);
-    for (int64_t query = 0; query < batch_.num_queries; ++query) {
-      SoftmaxQuery(query, Intersect(batch_.Seen(query), chunk));
-    }
+  void Run(const ChunkPlace* next_place) {
+    const KeyRange seen = batch_.SeenOfChunk(chunk_);
+    const int64_t num_rows = batch_.num_rows();
+    reader_.FindPlaces(first_key_, kChunkTokens, &places_);
+    std::fill_n(maximum_, num_rows, kNothingSeen);
+    std::fill_n(lanes_, num_rows * kLanes, 0.0F);
     std::fill_n(sums_, ScratchRows(batch_) * batch_.dims_padded, 0.0F);
-    AddValues(seen);
-    std::copy_n(sums_, batch_.num_rows() * batch_.dims_padded,
+    std::fill_n(MassOf(0), num_rows * num_mass(), 0.0F);
+    thread_local PrefetchQueue queue;
+    queue.Clear();
+    queue_ = &queue;
+    for (step_ = StepOf(seen.begin); step_ < seen.end; step_ += kStepTokens) {
+      PlanAhead(seen, next_place);
+      RunStep(Intersect(seen, {step_, step_ + kStepTokens}));
+    }
+    for (int64_t row = 0; row < num_rows; ++row) {
+      batch_.maximum[CellOf(row)] = maximum_[row] * std::fabs(batch_.call->scale);
+      batch_.sum[CellOf(row)] = SumOfLanes(lanes_ + row * kLanes);
+    }
+    std::copy_n(sums_, num_rows * batch_.dims_padded,
                 batch_.sums + PlaceOf(0) * batch_.dims_padded);
   }
 
  private:
   static int64_t GroupOf(int64_t key) { return key / kGroupTokens * kGroupTokens; }
+  static int64_t StepOf(int64_t key) { return key / kStepTokens * kStepTokens; }
 
   int64_t CellOf(int64_t row) const {  // in [kv head][row][chunk]
     return (kv_head_ * batch_.num_rows() + row) * batch_.num_chunks + chunk_;
@@ -91,13 +93,49 @@ class ChunkTask {
   int64_t PlaceOf(int64_t row) const {  // in [kv head][chunk][row]
     return (kv_head_ * batch_.num_chunks + chunk_) * batch_.num_rows() + row;
   }
+  bool has_mass() const { return batch_.mass != nullptr; }
+  int64_t num_mass() const { return has_mass() ? batch_.max_chunk_columns : 0; }
+  float* MassOf(int64_t row) const {
+    return has_mass() ? batch_.mass + PlaceOf(row) * num_mass() : nullptr;
+  }
+  bool is_bf16() const { return batch_.call->type == AttendType::kBf16; }
   std::byte* WeightsOf(int64_t row, int64_t key) const {
-    const int64_t place = row * kRowTokens + key - first_key_;
-    return batch_.call->type == AttendType::kBf16 ? rounded_ + 2 * place
-                                                  : reinterpret_cast<std::byte*>(scores_ + place);
+    const int64_t place = row * kRowTokens + key - step_;
+    return is_bf16() ? rounded_ + 2 * place : reinterpret_cast<std::byte*>(scores_ + place);
   }
 
   const VTile& VPlaceOf(int64_t key) const { return places_.v[(key - first_key_) / kValueTokens]; }
+
+  // Memory is asked for what the next step reads while this one is worked on, in about equal parts
+  // of time.
+  void PlanAhead(KeyRange seen, const ChunkPlace* next_place) {
+    const int64_t num_before = queue_->num_lines();
+    const int64_t next_step = step_ + kStepTokens;
+    if (next_step < seen.end) {
+      AddStep(reader_, Intersect(seen, {next_step, next_step + kStepTokens}));
+    } else if (next_place != nullptr) {
+      const TileReader reader(*batch_.sequence, kernels_, next_place->kv_head, nullptr);
+      const KeyRange keys = batch_.SeenOfChunk(next_place->chunk);
+      AddStep(reader, Intersect(keys, {keys.begin, StepOf(keys.begin) + kStepTokens}));
+    }
+    constexpr int64_t kRowsOfTiles = 24;  // whose softmax takes as long as the products
+    const int64_t num_lines = queue_->num_lines() - num_before;
+    softmax_lines_ = num_lines * batch_.num_rows() / (batch_.num_rows() + kRowsOfTiles);
+    tile_lines_ = (num_lines - softmax_lines_ + 1) / 2;
+  }
+
+  void AddStep(const TileReader& reader, KeyRange keys) {
+    reader.AddTo(queue_, keys.begin, keys.end, 0);
+    reader.AddTo(queue_, keys.begin, keys.end, 1);
+  }
+
+  void RunStep(KeyRange seen) {
+    for (int64_t key = GroupOf(seen.begin); key < seen.end; key += kGroupTokens) {
+      ScoreGroup(key, seen.end);
+    }
+    for (int64_t query = 0; query < batch_.num_queries;) query = SoftmaxQueries(query, seen);
+    AddValues(seen);
+  }
 
   void ScoreGroup(int64_t key, int64_t end) {
     const int64_t num_rows = batch_.num_rows();
@@ -106,79 +144,65 @@ class ChunkTask {
         batch_.queries + kv_head_ * num_rows * batch_.dims_padded * batch_.element_bytes();
     job.num_rows = num_rows;
     job.dims_padded = batch_.dims_padded;
-    job.scores = scores_ + key - first_key_;
+    job.scores = scores_ + key - step_;
+    job.ahead = {queue_, tile_lines_ * kGroupTokens / kStepTokens};
     reader_.ReadKeys(places_, key, end, tiles_, &job);
     kernels_.score(job);
   }
 
-  // Memory would rest beside the softmax: it is asked for a third of the chunk's values. The
-  // weighted sums ask for the others while they work, the scores keep memory busy with keys.
-  void PlanPrefetch(KeyRange seen) {
-    thread_local PrefetchQueue queue;
-    queue.Clear();
-    prefetch_ = &queue;
-    reader_.AddTo(&queue, seen.begin, seen.begin + (seen.end - seen.begin) / 3, 1);
-    const int64_t num_tiles = RoundUp(seen.end - GroupOf(seen.begin), kTileTokens) / kTileTokens;
-    lines_per_vector_ = queue.num_lines() / (num_tiles * batch_.num_rows()) + 1;
+  // The queries from `query` on that see the same keys of the step; returns the one after them.
+  int64_t SoftmaxQueries(int64_t query, KeyRange step) {
+    const KeyRange seen = Intersect(batch_.Seen(query), step);
+    int64_t end = query + 1;
+    while (end < batch_.num_queries && Intersect(batch_.Seen(end), step) == seen) ++end;
+    if (seen.begin >= seen.end) return end;
+    const int64_t row = query * batch_.heads_per_kv;
+    SoftmaxJob job;
+    job.scores = scores_ + row * kRowTokens;
+    job.weights = is_bf16() ? rounded_ + 2 * row * kRowTokens : nullptr;
+    job.keeps_weights = has_mass();
+    job.num_rows = (end - query) * batch_.heads_per_kv;
+    job.begin = seen.begin - step_;
+    job.end = seen.end - step_;
+    job.write_begin = GroupOf(job.begin);
+    job.write_end = RoundUp(job.end, kGroupTokens);
+    job.scale = batch_.call->scale;
+    job.maximum = maximum_ + row;
+    job.lanes = lanes_ + row * kLanes;
+    job.sums = sums_ + row * batch_.dims_padded;
+    job.num_sums = batch_.dims_padded;
+    job.mass = MassOf(row);
+    job.num_mass = num_mass();
+    job.ahead = {queue_, softmax_lines_ * job.num_rows / batch_.num_rows()};
+    kernels_.softmax(job);
+    if (has_mass()) AddMass(row, job.num_rows, seen);
+    return end;
   }
 
-  void SoftmaxQuery(int64_t query, KeyRange seen) {
-    for (int64_t row = query * batch_.heads_per_kv; row < (query + 1) * batch_.heads_per_kv;
-         ++row) {
-      SoftmaxResult result = {kNothingSeen, 0.0F};
-      if (seen.begin < seen.end) {
-        SoftmaxJob job;
-        job.scores = scores_ + row * kRowTokens;
-        job.weights =
-            batch_.call->type == AttendType::kBf16 ? rounded_ + row * kRowTokens * 2 : nullptr;
-        job.begin = seen.begin - first_key_;
-        job.end = seen.end - first_key_;
-        job.write_begin = GroupOf(job.begin);
-        job.write_end = RoundUp(job.end, kGroupTokens);
-        job.scale = batch_.call->scale;
-        job.prefetch = prefetch_;
-        job.lines_per_vector = lines_per_vector_;
-        result = kernels_.softmax(job);
-      }
-      batch_.maximum[CellOf(row)] = result.maximum;
-      batch_.sum[CellOf(row)] = result.sum;
-      if (batch_.mass != nullptr) SumBlocks(row, seen);
-    }
-  }
-
-  // The blocks that the chunk touches and that mass is wanted of.
-  void FindBlocks(KeyRange seen) {
-    num_runs_ = 0;
+  // Adds the weights of each block of these keys, for rows that see them all.
+  void AddMass(int64_t first_row, int64_t num_rows, KeyRange seen) {
+    const KeySequence& sequence = *batch_.sequence;
+    const int64_t first_column = sequence.RunAt(first_key_, first_key_ + 1).column();
     for (int64_t key = seen.begin; key < seen.end;) {
-      const TokenRun run = batch_.sequence->RunAt(key, seen.end);
-      if (run.column() >= batch_.call->max_blocks) return;
-      if (num_runs_ > 0 && runs_[num_runs_ - 1].block_tokens == run.num_tokens) {
-        ++runs_[num_runs_ - 1].num_blocks;
-      } else {
-        runs_[num_runs_++] = {run.column(), key, 1, run.num_tokens};
-      }
-      key += run.num_tokens;
-    }
-  }
-
-  // Weights of each of these blocks, from the first column of the chunk on.
-  void SumBlocks(int64_t row, KeyRange seen) const {
-    float* mass = batch_.mass + PlaceOf(row) * batch_.max_chunk_columns;
-    std::fill_n(mass, batch_.max_chunk_columns, 0.0F);
-    mass -= batch_.sequence->RunAt(first_key_, first_key_ + 1).column();
-    const float* weights = scores_ + row * kRowTokens - first_key_;
-    for (int64_t i = 0; i < num_runs_; ++i) {
-      const BlockRun& run = runs_[i];
-      const KeyRange keys = run.keys();
-      if (seen.begin <= keys.begin && keys.end <= seen.end) {
-        kernels_.sums({weights + run.key, run.block_tokens, run.num_blocks, mass + run.column});
-        continue;
-      }
-      for (int64_t block = 0; block < run.num_blocks; ++block) {
-        const int64_t key = run.key + block * run.block_tokens;
-        const KeyRange part = Intersect({key, key + run.block_tokens}, seen);
-        if (part.begin >= part.end) continue;
-        kernels_.sums({weights + part.begin, part.end - part.begin, 1, mass + run.column + block});
+      const TokenRun run = sequence.RunAt(key, seen.end);
+      const int64_t max_blocks = batch_.call->max_blocks - run.column();
+      if (max_blocks <= 0) return;
+      BlocksJob job = {scores_ + first_row * kRowTokens + key - step_,
+                       run.num_tokens,
+                       0,
+                       step_mass_,
+                       num_rows,
+                       kRowTokens};
+      do {
+        ++job.num_blocks;
+        key += run.num_tokens;
+      } while (key < seen.end && job.num_blocks < max_blocks &&
+               sequence.RunAt(key, seen.end).num_tokens == run.num_tokens);
+      kernels_.sums(job);
+      const float* sums = step_mass_;
+      for (int64_t row = first_row; row < first_row + num_rows; ++row, sums += job.num_blocks) {
+        float* mass = MassOf(row) + run.column() - first_column;
+        for (int64_t i = 0; i < job.num_blocks; ++i) mass[i] += sums[i];
       }
     }
   }
@@ -207,6 +231,7 @@ class ChunkTask {
         ReadGroup(key, seen.end, &job);
         key += kGroupTokens;
       }
+      job.ahead = {queue_, tile_lines_ * job.num_tiles / kStepVTiles};
       kernels_.value(job);
     }
   }
@@ -240,6 +265,7 @@ class ChunkTask {
     const KeyRange seen = Intersect(batch_.Seen(query), {key, key + kGroupTokens});
     if (seen.begin >= seen.end) return;
     ValueJob job = group;
+    job.ahead = {};
     for (int64_t i = 0; i < job.num_tiles; ++i) {
       const int64_t tile_key = key + i * kValueTokens;
       const bool is_whole = seen.begin <= tile_key && tile_key + kValueTokens <= seen.end;
@@ -266,13 +292,16 @@ class ChunkTask {
   float* const scores_;       // [row][kRowTokens]
   std::byte* const rounded_;  // [row][kRowTokens] weights in bf16
   float* const sums_;         // [row][dims_padded] weighted values
+  float* const maximum_;      // [row]
+  float* const lanes_;        // [row][kLanes]
+  float* const step_mass_;    // [row][blocks of a step]
   std::byte* const tiles_;    // a group read, a group of V with unseen keys taken out
-  BlockRun* const runs_;      // [max_chunk_columns]
   const TileReader reader_;
   TilePlaces places_;
-  int64_t num_runs_ = 0;
-  PrefetchQueue* prefetch_ = nullptr;
-  int64_t lines_per_vector_ = 0;  // asked for with 16 weights of a row
+  int64_t step_ = 0;  // its first key
+  PrefetchQueue* queue_ = nullptr;
+  int64_t softmax_lines_ = 0;  // asked for beside the softmax of a step
+  int64_t tile_lines_ = 0;     // beside its scores, and as many beside its weighted sums
 };
 
 void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
@@ -310,6 +339,11 @@ KeyRange AttendBatch::Seen(int64_t query) const {
   return {std::max<int64_t>(begin, 0), end};
 }
 
+KeyRange AttendBatch::SeenOfChunk(int64_t chunk) const {
+  const int64_t first_key = (first_chunk + chunk) * kChunkTokens;
+  return Intersect(SeenByAny(), {first_key, first_key + kChunkTokens});
+}
+
 void LoadQueries(const AttendBatch& batch) {
   const int64_t row_bytes = batch.dims_padded * batch.element_bytes();
   const int64_t used_bytes = batch.call->head_dim * batch.element_bytes();
@@ -326,11 +360,11 @@ void LoadQueries(const AttendBatch& batch) {
   }
 }
 
-void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk) {
+void AttendChunk(const AttendBatch& batch, const ChunkPlace& place, const ChunkPlace* next_place) {
   thread_local Scratch scratch;
-  scratch.Reset(ChunkTask::ScratchBytes(batch), 6);
+  scratch.Reset(ChunkTask::ScratchBytes(batch), ChunkTask::kNumPieces);
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
-  ChunkTask(batch, kv_head, chunk, scratch).Run();
+  ChunkTask(batch, place.kv_head, place.chunk, scratch).Run(next_place);
   if (batch.kernels.leave != nullptr) batch.kernels.leave();
 }
 

@@ -32,7 +32,7 @@ struct AttendBatch {
   int64_t max_chunk_columns = 0;  // columns of block mass that one chunk can touch
 
   std::byte* queries = nullptr;  // [kv head][row][dims_padded]
-  float* maximum = nullptr;      // [kv head][row][chunk]
+  float* maximum = nullptr;      // [kv head][row][chunk], of the scaled scores
   float* sum = nullptr;          // [kv head][row][chunk]
   float* sums = nullptr;         // [kv head][chunk][row][dims_padded]
   float* mass = nullptr;         // [kv head][chunk][row][max_chunk_columns]
@@ -41,13 +41,21 @@ struct AttendBatch {
   int64_t element_bytes() const { return static_cast<int64_t>(call->type); }
   KeyRange Seen(int64_t query) const;  // query of the batch
   KeyRange SeenByAny() const { return {Seen(0).begin, Seen(num_queries - 1).end}; }
+  KeyRange SeenOfChunk(int64_t chunk) const;
+};
+
+// One KV head and one chunk.
+struct ChunkPlace {
+  int64_t kv_head;
+  int64_t chunk;
 };
 
 // Copies the rows of all queries, padded.
 void LoadQueries(const AttendBatch& batch);
 
-// Softmax and weighted sum over one chunk, for all rows of a KV head.
-void AttendChunk(const AttendBatch& batch, int64_t kv_head, int64_t chunk);
+// Softmax and weighted sum over one chunk, for all rows of a KV head. Asks for the first keys and
+// values of the place that this thread goes on with; null where it goes on with none.
+void AttendChunk(const AttendBatch& batch, const ChunkPlace& place, const ChunkPlace* next_place);
 
 // Writes the results of all rows of a KV head whose chunks are done.
 void MergeChunks(const AttendBatch& batch, int64_t kv_head);

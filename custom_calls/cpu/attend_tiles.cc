@@ -25,11 +25,6 @@ void CopyToken(const TokenRun& run, int64_t kv, const std::byte* head, int64_t t
   }
 }
 
-// Where the K of a run starts in a block of layout `vec`.
-const std::byte* ColumnOf(const TokenRun& run, int64_t kv_head) {
-  return run.segment->head(run.entry, 0, kv_head) + run.token * run.segment->shape().element_bytes;
-}
-
 // Contiguous pieces of equal size at equal distances.
 struct Pieces {
   int64_t offset_bytes;  // from the start of the head's region
@@ -147,6 +142,7 @@ void TileReader::CollectRows(int64_t key, int64_t kv, const std::byte* (&rows)[k
 }
 
 void TileReader::PrefetchRows(int64_t key, int64_t kv) const {
+  if (!sequence_.has_plain()) return;
   const int64_t end = std::min(key + kTileTokens, sequence_.num_keys);
   if (key >= end) return;
   const TokenRun run = sequence_.RunAt(key, end);
@@ -173,12 +169,9 @@ const std::byte* TileReader::K(int64_t key, std::byte* scratch) const {
   const BlockShape& shape = block.segment->shape();
   const bool is_vec = block.segment->packed != nullptr && !block.segment->is_amx();
   if (is_vec && block.num_tokens >= num_tokens) {
-    const std::byte* column = ColumnOf(block, kv_head_);
-    const int64_t next_key = std::min(key + kGroupTokens, sequence_.num_keys - 1);
-    const TokenRun next = sequence_.RunAt(next_key, next_key + 1);
-    const bool has_columns = next.segment->packed != nullptr && !next.segment->is_amx();
-    kernels_.pack_k_vec(column, has_columns ? ColumnOf(next, kv_head_) : column, num_tokens,
-                        shape.block_tokens, shape.head_dim, scratch);
+    const std::byte* column =
+        block.segment->head(block.entry, 0, kv_head_) + block.token * shape.element_bytes;
+    kernels_.pack_k_vec(column, num_tokens, shape.block_tokens, shape.head_dim, scratch);
     return scratch;
   }
   const std::byte* rows[kTileTokens];
@@ -197,9 +190,7 @@ void TileReader::ReadKeys(const TilePlaces& places, int64_t key, int64_t end, st
     } else {
       job->k_tiles[i] = k[i] != nullptr ? k[i] : K(key, scratch);
     }
-    const std::byte* next = k[i + kGroupTiles];
-    if (next == nullptr) PrefetchRows(key + kGroupTokens, 0);
-    job->next_k_tiles[i] = next != nullptr ? next : job->k_tiles[i];
+    if (k[i] == nullptr) PrefetchRows(key + kGroupTokens, 0);
   }
 }
 

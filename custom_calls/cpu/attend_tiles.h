@@ -44,16 +44,20 @@ struct KeySequence {
   int64_t num_segments = 0;
   int64_t num_keys = 0;
 
+  bool has_plain() const {
+    return segments[0].plain != nullptr || segments[num_segments - 1].plain != nullptr;
+  }
+
   // The tokens from `key` on that lie in its block, at most up to key `end`.
   TokenRun RunAt(int64_t key, int64_t end) const;
 };
 
-// Where neighbouring tiles of a KV head lie in tile order, null where one does not: those of a
-// chunk and of the group after it.
+// Where neighbouring tiles of a KV head lie in tile order, null where one does not: at most those
+// of a chunk.
 struct TilePlaces {
   int64_t first_key = 0;
-  const std::byte* k[kChunkTiles + kGroupTiles];
-  VTile v[kChunkVTiles + kGroupVTiles];
+  const std::byte* k[kChunkTiles];
+  VTile v[kChunkVTiles];
 };
 
 // Reads tiles of one KV head: in place where they lie in tile order, else through a scratch tile.
@@ -72,8 +76,8 @@ class TileReader {
   // Places of the tiles of num_keys keys; the first key is a multiple of kValueTokens.
   void FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const;
 
-  // Fills in the K tiles of the group of `key` and those after it; the keys at `end` and beyond are
-  // scored and not looked at. `scratch` has room for the tiles of a group.
+  // Fills in the K tiles of the group of `key`; the keys at `end` and beyond are scored and not
+  // looked at. `scratch` has room for the tiles of a group.
   void ReadKeys(const TilePlaces& places, int64_t key, int64_t end, std::byte* scratch,
                 ScoreJob* job) const;
 

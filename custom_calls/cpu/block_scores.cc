@@ -18,6 +18,8 @@ namespace {
 constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
 constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
+constexpr int64_t kScoreRowTokens = kPartTokens + 16;  // no power of two: rows share no cache set
+constexpr int64_t kGroupsAhead = 2;  // whose keys are asked for before they are met
 static_assert(kPartTokens <= kChunkTokens);
 
 int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {
@@ -33,17 +35,27 @@ int64_t RowStride(const KeyBlocks& keys, const ScoreCall& call) {
 float LogSumExp(const AttendKernels& kernels, const float* scores, int64_t count) {
   alignas(64) float weights[kPartTokens];
   std::memcpy(weights, scores, static_cast<size_t>(count) * sizeof(float));
-  const int64_t write_end = (count + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
-  PrefetchQueue nothing;
-  const SoftmaxResult result =
-      kernels.softmax({weights, nullptr, 0, count, 0, write_end, 1.0F, &nothing, 0});
-  return result.maximum + std::log(result.sum);
+  float maximum = kNoKey;
+  float lanes[kLanes] = {};
+  SoftmaxJob job = {};
+  job.scores = weights;
+  job.num_rows = 1;
+  job.end = count;
+  job.write_end = (count + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
+  job.scale = 1.0F;
+  job.maximum = &maximum;
+  job.lanes = lanes;
+  kernels.softmax(job);
+  return maximum + std::log(SumOfLanes(lanes));
 }
 
 void LogSumExps(const AttendKernels& kernels, const BlocksJob& job) {
-  for (int64_t block = 0; block < job.num_blocks; ++block) {
-    const float* scores = job.values + block * job.block_tokens;
-    job.results[block] = LogSumExp(kernels, scores, job.block_tokens);
+  float* result = job.results;
+  for (int64_t row = 0; row < job.num_rows; ++row) {
+    const float* scores = job.values + row * job.row_tokens;
+    for (int64_t block = 0; block < job.num_blocks; ++block, scores += job.block_tokens) {
+      *result++ = LogSumExp(kernels, scores, job.block_tokens);
+    }
   }
 }
 
@@ -71,10 +83,12 @@ class ScoreTask {
         kv_head_(kv_head) {
     const int64_t row_bytes = tile_bytes_ / kTileTokens;
     const int64_t num_rows = kBatchRows + kSpareRows;
-    scratch->Reset(num_rows * (row_bytes + kRowTokens * 4) + (2 * kGroupTiles + 1) * tile_bytes_,
-                   4);
+    scratch->Reset(num_rows * (row_bytes + (kScoreRowTokens + kPartTokens) * 4) +
+                       (2 * kGroupTiles + 1) * tile_bytes_,
+                   5);
     queries_ = scratch->Take<std::byte>(num_rows * row_bytes);
-    scores_ = scratch->Take<float>(num_rows * kRowTokens);
+    scores_ = scratch->Take<float>(num_rows * kScoreRowTokens);
+    reduced_ = scratch->Take<float>(num_rows * kPartTokens);
     tiles_ = scratch->Take<std::byte>(2 * kGroupTiles * tile_bytes_);
     rows_ = scratch->Take<std::byte>(tile_bytes_);
   }
@@ -87,6 +101,7 @@ class ScoreTask {
     for (int64_t row = 0; row < num_rows; ++row) results_[row] = ScoresOf(row);
     if (kernels_.enter != nullptr) kernels_.enter(num_rows);
     const int64_t end = std::min(keys_.num_keys, last_entry * block_tokens_);
+    PlanAhead(first_entry * block_tokens_, end);
     for (int64_t key = first_entry * block_tokens_; key < end;) {
       const int64_t part_end = std::min(end, PartEnd(key));
       ScorePart(key, part_end);
@@ -122,18 +137,31 @@ class ScoreTask {
     return std::min(key / block_tokens_ * block_tokens_ + block_tokens_, key + kPartTokens);
   }
 
+  // Memory is asked for the keys a little before they are met.
+  void PlanAhead(int64_t first_key, int64_t end) {
+    thread_local PrefetchQueue queue;
+    queue.Clear();
+    const TileReader reader(sequence_, kernels_, kv_head_, rows_);
+    reader.AddTo(&queue, first_key, end, 0);
+    const int64_t num_groups = std::max<int64_t>(1, (end - first_key) / kGroupTokens);
+    ahead_ = {&queue, (queue.num_lines() + num_groups - 1) / num_groups};
+    queue.Ask(kGroupsAhead * ahead_.num_lines);
+  }
+
   // The tiles of a group are put in order before those of the group before it are multiplied: what
   // was just written is not read at once.
   void ScorePart(int64_t first_key, int64_t end) {
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
     TilePlaces places;
-    reader.FindPlaces(first_key, end - first_key + 2 * kGroupTokens, &places);
+    reader.FindPlaces(first_key, end - first_key, &places);
     ScoreJob jobs[2];
     const auto read = [&](int64_t key, int64_t i) {
       jobs[i].queries = queries_;
       jobs[i].num_rows = num_rows_;
       jobs[i].dims_padded = dims_padded_;
       jobs[i].scores = scores_ + key - first_key;
+      jobs[i].row_tokens = kScoreRowTokens;
+      jobs[i].ahead = ahead_;
       reader.ReadKeys(places, key, end, tiles_ + i * kGroupTiles * tile_bytes_, &jobs[i]);
     };
     read(first_key, 0);
@@ -141,33 +169,57 @@ class ScoreTask {
       if (key + kGroupTokens < end) read(key + kGroupTokens, 1 - i);
       kernels_.score(jobs[i]);
     }
-    for (int64_t row = 0; row < num_rows_; ++row) ReducePart(row, first_key, end);
+    if (call_.scale != 1.0F) ScaleRows(end - first_key);
+    if (call_.reduction == BlockReduction::kTokens) {
+      WriteRows(scores_, kScoreRowTokens, first_key, end - first_key);
+    } else {
+      ReducePart(first_key, end);
+    }
   }
 
-  void ReducePart(int64_t row, int64_t first_key, int64_t end) {
-    float* scores = scores_ + row * kRowTokens;
-    if (call_.scale != 1.0F) {
-      for (int64_t i = 0; i < end - first_key; ++i) scores[i] *= call_.scale;
+  void ScaleRows(int64_t count) {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      float* scores = scores_ + row * kScoreRowTokens;
+      for (int64_t i = 0; i < count; ++i) scores[i] *= call_.scale;
     }
-    if (call_.reduction == BlockReduction::kTokens) {
-      float* out = results_[row] + first_key;
-      std::memcpy(out, scores, static_cast<size_t>(end - first_key) * sizeof(float));
-      return;
+  }
+
+  // Of each row `count` values, to the call's columns from `column` on.
+  void WriteRows(const float* values, int64_t row_stride, int64_t column, int64_t count) const {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      std::copy_n(values + row * row_stride, count, results_[row] + column);
     }
-    float* out = results_[row] + first_key / block_tokens_;
+  }
+
+  void ReducePart(int64_t first_key, int64_t end) {
+    const int64_t column = first_key / block_tokens_;
     const int64_t count = end - first_key;
     if (block_tokens_ > kPartTokens) {
-      AddPart(out, scores, count, first_key % block_tokens_ == 0);
+      ReduceBlocks(0, count, 1);
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        AddPart(results_[row] + column, reduced_[row], first_key % block_tokens_ == 0);
+      }
     } else {
       const int64_t num_whole = count / block_tokens_;
       const int64_t num_left = count % block_tokens_;
-      Reduce({scores, block_tokens_, num_whole, out});
-      if (num_left > 0) Reduce({scores + count - num_left, num_left, 1, out + num_whole});
+      if (num_whole > 0) {
+        ReduceBlocks(0, block_tokens_, num_whole);
+        WriteRows(reduced_, num_whole, column, num_whole);
+      }
+      if (num_left > 0) {
+        ReduceBlocks(count - num_left, num_left, 1);
+        WriteRows(reduced_, 1, column + num_whole, 1);
+      }
     }
-    if (call_.reduction == BlockReduction::kMean) Divide(out, first_key, end);
+    if (call_.reduction == BlockReduction::kMean) {
+      for (int64_t row = 0; row < num_rows_; ++row) Divide(results_[row] + column, first_key, end);
+    }
   }
 
-  void Reduce(const BlocksJob& job) const {
+  // Blocks of all rows from a token of the part on, to reduced_.
+  void ReduceBlocks(int64_t first_token, int64_t block_tokens, int64_t num_blocks) const {
+    const BlocksJob job = {scores_ + first_token, block_tokens, num_blocks, reduced_, num_rows_,
+                           kScoreRowTokens};
     if (call_.reduction == BlockReduction::kLogSumExp) {
       LogSumExps(kernels_, job);
     } else {
@@ -176,9 +228,7 @@ class ScoreTask {
   }
 
   // A block longer than a part comes in several.
-  void AddPart(float* score, const float* scores, int64_t count, bool is_first) const {
-    float part;
-    Reduce({scores, count, 1, &part});
+  void AddPart(float* score, float part, bool is_first) const {
     if (is_first) {
       *score = part;
     } else if (call_.reduction == BlockReduction::kLogSumExp) {
@@ -211,10 +261,12 @@ class ScoreTask {
   int64_t first_row_ = 0;
   int64_t num_rows_ = 0;
   std::byte* queries_;          // [row][dims_padded]
-  float* scores_;               // [row][kRowTokens]
+  float* scores_;               // [row][kScoreRowTokens]
+  float* reduced_;              // [row][blocks of a part]
   float* results_[kBatchRows];  // rows of the call's scores
   std::byte* tiles_;            // two groups
   std::byte* rows_;
+  AheadLines ahead_;  // with each group
 };
 
 // The status of one sequence of several, whose table begins at entry `first`.

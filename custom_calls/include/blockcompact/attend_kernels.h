@@ -21,12 +21,14 @@ inline constexpr int64_t kGroupTiles = 4;
 inline constexpr int64_t kGroupTokens = kGroupTiles * kTileTokens;
 inline constexpr int64_t kValueTokens = 32;  // of a V tile
 inline constexpr int64_t kGroupVTiles = kGroupTokens / kValueTokens;
-inline constexpr int64_t kChunkTokens = 512;  // softmax runs over a chunk; chunks are merged
+inline constexpr int64_t kStepTokens =
+    128;  // scored, weighed and added while they are in the cache
+inline constexpr int64_t kStepVTiles = kStepTokens / kValueTokens;
+inline constexpr int64_t kChunkTokens = 512;  // steps of one softmax; chunks are merged
 inline constexpr int64_t kChunkTiles = kChunkTokens / kTileTokens;
 inline constexpr int64_t kChunkVTiles = kChunkTokens / kValueTokens;
-inline constexpr int64_t kRowTokens =
-    kChunkTokens + 32;                      // no power of two: rows share no cache set
-inline constexpr int64_t kDimsOfWord = 16;  // dims in one line of a V tile
+inline constexpr int64_t kRowTokens = kStepTokens + 32;  // no power of two: rows share no cache set
+inline constexpr int64_t kDimsOfWord = 16;               // dims in one line of a V tile
 
 struct VTile {
   const std::byte* base = nullptr;
@@ -36,48 +38,80 @@ struct VTile {
 // That distance in a V tile of our own.
 inline constexpr int64_t kVStrideElements = kValueTokens * kDimsOfWord;
 
-// Rows of queries, scores and weights of one KV head. Scores and weights are kRowTokens apart.
+// Lines that a job asks for, spread over its work.
+struct AheadLines {
+  PrefetchQueue* queue = nullptr;
+  int64_t num_lines = 0;
+
+  // With each of num_parts pieces of work.
+  int64_t Of(int64_t num_parts) const { return (num_lines + num_parts - 1) / num_parts; }
+  __attribute__((always_inline)) inline void Ask(int64_t count) const {
+    if (count > 0) queue->Ask(count);
+  }
+};
+
+// Rows of queries, scores and weights of one KV head. Weights are kRowTokens apart.
 struct ScoreJob {
   const std::byte* queries;  // [num_rows, dims_padded]
   int64_t num_rows;
   int64_t dims_padded;
   const std::byte* k_tiles[kGroupTiles];
-  const std::byte* next_k_tiles[kGroupTiles];  // to prefetch; any readable address
-  float* scores;                               // of the group's first token
+  float* scores;                    // of the group's first token
+  int64_t row_tokens = kRowTokens;  // distance of two rows of scores
+  AheadLines ahead;
 };
 
 struct ValueJob {
   const std::byte* weights;  // elements of the type, of the group's first token
   int64_t num_rows;
   int64_t dims_padded;
-  VTile v_tiles[kChunkVTiles];
+  VTile v_tiles[kStepVTiles];
   int64_t num_tiles;
   float* sums;                 // [num_rows, dims_padded], added to
   bool has_spare_rows = true;  // sums of kSpareRows rows more may be overwritten
+  AheadLines ahead;
 };
 
-// Scores of one row over a chunk: [begin, end) is seen, [write_begin, write_end) is written.
+inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights
+
+// One step of the softmax of rows that see the same keys: [begin, end) is seen, [write_begin,
+// write_end) is written. Weights are exp(|scale| * (score - maximum)) of the largest score so far;
+// where a step finds a larger one, what was summed before is scaled.
 struct SoftmaxJob {
-  float* scores;       // in: dot products; out: exp(scale * score - maximum), 0 where not seen
-  std::byte* weights;  // bf16: the same, rounded; null for float32
-  int64_t begin, end;  // not empty
+  float* scores;       // in: dot products, rows kRowTokens apart; out: weights, 0 where not seen
+  std::byte* weights;  // bf16: the same, rounded; null: not wanted
+  bool keeps_weights;  // bf16: whether the scores are overwritten
+  int64_t num_rows;
+  int64_t begin, end;              // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
-  float scale;
-  PrefetchQueue* prefetch;   // asked for beside the arithmetic
-  int64_t lines_per_vector;  // lines asked for with 16 tokens
+  float scale;                     // where it is negative, the smallest product is the maximum
+  float* maximum;                  // [num_rows] of the products, negated for a negative scale
+  float* lanes;                    // [num_rows, kLanes]
+  float* sums;                     // [num_rows, num_sums] of the steps before
+  int64_t num_sums;
+  float* mass;  // [num_rows, num_mass] of the steps before
+  int64_t num_mass;
+  AheadLines ahead;
 };
 
-struct SoftmaxResult {
-  float maximum;
-  float sum;
-};
+// The sum of a row's weights, in one order for all.
+inline float SumOfLanes(const float* lanes) {
+  float sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+  }
+  return sums[0];
+}
 
-// Values of neighbouring blocks, each reduced to one.
+// Values of neighbouring blocks of some rows, each block reduced to one.
 struct BlocksJob {
-  const float* values;  // [num_blocks, block_tokens]
+  const float* values;  // [num_rows] of [num_blocks, block_tokens], row_tokens apart
   int64_t block_tokens;
   int64_t num_blocks;
-  float* results;  // [num_blocks]
+  float* results;  // [num_rows, num_blocks]
+  int64_t num_rows = 1;
+  int64_t row_tokens = 0;
 };
 
 // Results of the chunks of one row.
@@ -107,12 +141,11 @@ struct AttendKernels {
   // are contiguous. The V tile has its 16 dims kVStrideElements from the next 16.
   void (*pack_k)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
   void (*pack_v)(const std::byte* const* rows, int64_t head_dim, std::byte* tile);
-  // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart. What
-  // lies the same way from `next_column` is prefetched; any readable address.
-  void (*pack_k_vec)(const std::byte* column, const std::byte* next_column, int64_t num_tokens,
-                     int64_t row_stride, int64_t head_dim, std::byte* tile);
+  // K of layout `vec`: num_tokens neighbours from `column`, dims row_stride elements apart.
+  void (*pack_k_vec)(const std::byte* column, int64_t num_tokens, int64_t row_stride,
+                     int64_t head_dim, std::byte* tile);
   void (*score)(const ScoreJob& job);
-  SoftmaxResult (*softmax)(const SoftmaxJob& job);
+  void (*softmax)(const SoftmaxJob& job);
   void (*sums)(const BlocksJob& job);
   void (*value)(const ValueJob& job);
   float (*merge)(const MergeJob& job);   // returns log(sum(exp))

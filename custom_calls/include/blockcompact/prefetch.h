@@ -1,6 +1,7 @@
 // Lines that will be read soon, asked for a few at a time beside work that leaves memory idle.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,13 +30,20 @@ class PrefetchQueue {
 
   // Asks for the next lines, into the second level: the first holds what is worked on.
   __attribute__((always_inline)) inline void Ask(int64_t num_lines) {
-    for (; num_lines > 0; --num_lines, next_ += kLine) {
+    while (num_lines > 0) {
       if (next_ == end_) {
         if (next_run_ == runs_.size()) return;
         next_ = runs_[next_run_].first;
         end_ = runs_[next_run_++].end;
       }
-      __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
+      uintptr_t line = next_;
+      const int64_t count = std::min(num_lines, static_cast<int64_t>((end_ - line) / kLine));
+      num_lines -= count;
+      next_ += static_cast<uintptr_t>(count) * kLine;
+      const uintptr_t stop = next_;
+      for (; line != stop; line += kLine) {
+        __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+      }
     }
   }
 
