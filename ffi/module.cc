@@ -16,6 +16,7 @@
 #include "host_threads.h"
 #include "ledger_host.h"
 #include "python_values.h"
+#include "rank_host.h"
 #include "upload_host.h"
 
 #ifndef BLOCKCOMPACT_VERSION
@@ -219,6 +220,7 @@ PYBIND11_MODULE(_native, module) {
   DefineUploads(module);
   DefineBlockScores(module);
   DefineLedger(module);
+  DefineRank(module);
 }
 
 }  // namespace blockcompact_ffi
