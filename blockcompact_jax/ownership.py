@@ -20,7 +20,7 @@ from .checks import Check, first_failing
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import count_by_id, count_true, lookup, place_mask
+from .masks import count_by_id, count_true, lookup, place_mask, take_in_rows
 from .operations import PURE_OPERATIONS, PlanOperations, ReferenceCheck
 
 
@@ -137,7 +137,7 @@ def reserve(
     )
     granted = jnp.where(result.is_ok, num_blocks, 0)
     reserved = jnp.where(place_mask(granted, max_reserve), free.blocks, HOLE)
-    last = jnp.max(reserved, axis=1, initial=HOLE)
+    last = _last_filled(reserved, granted)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
     is_reserved = ownership.is_free & (blocks <= last[:, None])
     # Not `.at[kind].add`: that copies all counts first, and adds on one thread.
@@ -287,6 +287,14 @@ def owned_blocks(
         num_owners=geometry.num_owners(ownership.granularity),
         max_ids=ownership.num_physical_blocks,
     )
+
+
+def _last_filled(ids: Array, num_filled: Array) -> Int32[Array, " row"]:
+    """Returns the last filled ID of each row, HOLE where there is none."""
+    if ids.shape[1] == 0:
+        return jnp.full(ids.shape[:1], HOLE, jnp.int32)
+    place = jnp.clip(num_filled - 1, 0, ids.shape[1] - 1)
+    return jnp.where(num_filled > 0, take_in_rows(ids, place[:, None])[:, 0], HOLE)
 
 
 def by_row(

@@ -106,7 +106,8 @@ def plan_upload(
     """
     blocks = plan.upload_logical_blocks
     num_rows, max_upload = blocks.shape
-    is_used = place_mask(plan.num_upload, max_upload)
+    num_used = jnp.clip(plan.num_upload, 0, max_upload)
+    is_used = place_mask(num_used, max_upload)
     if source_by_logical is None:
         source: AnyArray = blocks
     else:
@@ -147,7 +148,7 @@ def plan_upload(
         cpu_destination_block=as_destination_blocks(copies),
         physical_block=as_physical_blocks(flatten(destinations)),
         valid_tokens=flatten(np.full(num_rows, geometry.block_tokens), unused=0),
-        num_rows=jnp.sum(is_used_flat, dtype=jnp.int32),
+        num_rows=jnp.where(result.is_ok, jnp.sum(num_used, dtype=jnp.int32), 0),
         result=result,
         source_kind=source_kind,
     )
