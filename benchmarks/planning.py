@@ -137,7 +137,7 @@ def growth_rows(axis: str, workloads: list[Workload], num_samples: int) -> list[
         calls = {name: ranks[name] for name in ("rank: native", "rank: pure")}
         for operations in OPERATIONS:
             name = f"step, {operations.name}: plan and commit"
-            calls[name] = Step(workload, inputs, operations).calls()[name]
+            calls[name] = Step(workload, inputs, operations).full_call()
         for name, values in time_in_turns(calls, num_samples).items():
             medians.setdefault(name, []).append(statistics.median(values))
     sizes = [getattr(workload, axis) for workload in workloads]

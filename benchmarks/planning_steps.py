@@ -118,23 +118,35 @@ class Step:
         )
         return jax.block_until_ready((plan, done))
 
-    def calls(self) -> dict[str, Call]:
-        """The step's calls, each checked."""
+    def full_call(self) -> Call:
+        """The call that plans and commits, checked."""
         scores = jnp.asarray(self.inputs.scores)
-        by_head = jnp.stack([scores] * NUM_HEADS, axis=1)
+        self.run_checked(scores)
+        return lambda: self.run(scores)
+
+    def run_checked(self, scores: jax.Array) -> Any:
+        """Plans and commits; what is uploaded and held then is the reference's answer."""
         plan, done = self.run(scores)
         raise_for_result(done.result)
         check("step", plan.diff.upload_logical_blocks, self.inputs.expected)
         held = np.sort(np.asarray(done.residency.logical_by_slot)[:, : int(self.wanted)], axis=1)
         is_wanted = best_mask(self.inputs.scores, int(self.wanted))
         check("step", held, padded(is_wanted, int(self.wanted)))
+        return done
+
+    def calls(self) -> dict[str, Call]:
+        """The step's calls, each checked."""
+        scores = jnp.asarray(self.inputs.scores)
+        by_head = jnp.stack([scores] * NUM_HEADS, axis=1)
+        done = self.run_checked(scores)
         from_heads = self.run(by_head)[0].diff.upload_logical_blocks
         check("step with heads", from_heads, self.inputs.expected)
         again = copy.copy(self)
         again.residency, again.ownership = done.residency, done.ownership
         zero, zero_done = again.run(scores)
         raise_for_result(zero_done.result)
-        check("0-delta step", zero.diff.num_upload, np.zeros(len(held), np.int32))
+        num_upload = np.asarray(zero.diff.num_upload)
+        check("0-delta step", num_upload, np.zeros_like(num_upload))
         published = again.zero(scores)
         is_right = published is not None and self.zero(scores) is None
         check("0-delta check", np.asarray(is_right), np.asarray(True))
@@ -150,17 +162,23 @@ class Step:
         }
 
     def floor(self) -> Call:
-        """Calls that take what a plan and a commit take, give what they give, and do nothing."""
+        """Calls that take what a plan and a commit take, give what they compute, and do nothing."""
         scores = jnp.asarray(self.inputs.scores)
         plan, done = self.run(scores)
         state = (scores, self.num_blocks, self.residency, self.ownership, self.wanted)
         given = (plan, self.residency, self.ownership)
+        again, done_again = self.run(scores)
 
-        def blank(like: Any) -> Any:
+        def blank(result: Any, repeated: Any) -> Any:
+            # A leaf that is the same array in both is an argument or a constant.
+            pairs = zip(jax.tree.leaves(result), jax.tree.leaves(repeated), strict=True)
+            computed = {id(leaf): leaf for leaf, other in pairs if leaf is not other}
             zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731
-            return jax.jit(lambda _: jax.tree.map(zeros, like), keep_unused=True)
+            return jax.jit(lambda _: jax.tree.map(zeros, list(computed.values())), keep_unused=True)
 
-        plan_floor, commit_floor = blank((plan, self.ownership)), blank(done)
+        reserving, reserving_again = (self.plan(scores)[1] for _ in range(2))
+        plan_floor = blank((plan, reserving), (again, reserving_again))
+        commit_floor = blank(done, done_again)
         return lambda: jax.block_until_ready((plan_floor(state), commit_floor(given)))
 
     def batch_calls(self) -> dict[str, Call]:

@@ -28,14 +28,13 @@ from .step import (
     StepCommit,
     StepPlan,
     StepPolicy,
-    ZeroDelta,
     abort_step,
     commit_step,
-    find_zero_delta,
     plan_requests,
     plan_step,
 )
 from .upload import SourceKind, UploadPlan
+from .zero_delta import ZeroDelta, find_zero_delta
 
 __all__ = [
     "HOLE",

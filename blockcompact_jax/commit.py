@@ -6,6 +6,8 @@ whole commit, without its passes over every list.
 
 # pyright: reportUnknownMemberType=false
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from .geometry import ModelGeometry
 from .ids import HOLE, PhysicalBlocks, as_physical_blocks
 from .masks import choose
 from .mesh_axes import varying_axes
-from .ownership import Ownership, commit_ownership, owned_blocks, retire_nothing
+from .ownership import Ownership, by_row, commit_ownership, owned_blocks, retire_nothing
 from .residency import (
     Residency,
     commit_upload,
@@ -25,7 +27,13 @@ from .residency import (
     publish_selection,
     replace_slots,
 )
-from .retention import keep_every_slot, kind_of_all_slots, plan_retention
+from .retention import (
+    keep_every_slot,
+    kind_of_all_slots,
+    plan_retention,
+    with_lists,
+    without_lists,
+)
 from .step_types import StepCommit, StepPlan, StepPolicy
 
 
@@ -51,7 +59,17 @@ def commit_plan(
     if varying_axes((plan, residency, ownership, is_retention_due)):
         return change()
     is_idle = _is_no_change(plan, residency, is_retention_due)
-    return cast(StepCommit, lax.cond(is_idle, publish, change))
+
+    # A condition writes all that it gives out to memory, so it gives out nothing twice.
+    def without_known(commit: Callable[[], StepCommit]) -> Callable[[], StepCommit]:
+        def stripped() -> StepCommit:
+            done = commit()
+            return replace(done, retention=without_lists(done.retention, policy.retention))
+
+        return stripped
+
+    done = cast(StepCommit, lax.cond(is_idle, without_known(publish), without_known(change)))
+    return replace(done, retention=with_lists(done.retention, done.residency, policy.retention))
 
 
 def _is_no_change(plan: StepPlan, residency: Residency, is_due: Array) -> Bool[Array, ""]:
@@ -152,4 +170,4 @@ def change_lists(
 def _destinations(
     plan: StepPlan, ownership: Ownership, geometry: ModelGeometry
 ) -> Int32[PhysicalBlocks, "row max_upload"]:
-    return as_physical_blocks(plan.reserved[geometry.owner_by_row(ownership.granularity)])
+    return as_physical_blocks(by_row(plan.reserved, geometry, ownership.granularity))

@@ -7,6 +7,7 @@ wanted block is ever dropped, and the final order is ascending logical block.
 # pyright: reportUnknownMemberType=false
 
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int32
 
-from .errors import CompactionError, Result, ResultCode, fault_at, first_fault, ok_result
+from .checks import Check, first_failing
+from .errors import CompactionError, Result, ResultCode, first_fault
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
-from .masks import choose, count_true, place_mask
+from .masks import choose, count_true, place_mask, take_in_rows
 from .operations import PURE_OPERATIONS, PlanOperations
 from .residency import Residency, Revisions
 from .selection import Selection
@@ -89,28 +91,37 @@ def diff(
     is_valid_slot = place_mask(residency.num_valid, residency.max_slots)
     held = residency.logical_by_slot
     members = operations.find_members(
-        jnp.where(is_listed, listed, HOLE),
-        jnp.where(is_valid_slot, held, HOLE),
+        listed,
+        is_listed,
+        held,
+        is_valid_slot,
+        bound=jnp.minimum(selection.num_candidate_blocks, max_blocks),
         max_ids=max_blocks,
-    )
-    bound = jnp.minimum(selection.num_candidate_blocks, max_blocks)
-    result = first_fault(
-        selection.result,
-        _count_fault(selection.num_want, max_want, geometry),
-        _count_fault(selection.num_ranked_tail, selection.ranked_tail.shape[1], geometry),
-        _count_fault(residency.num_valid, residency.max_slots, geometry),
-        _list_fault(listed, is_listed, members.repeated_id, bound, geometry),
-        _list_fault(held, is_valid_slot, members.repeated_other, bound, geometry),
     )
     fresh = is_listed & ~members.is_member
     delta = _fill(fresh[:, :max_want], fresh[:, max_want:], geometry, common_slots)
     full = _fill(is_want, is_tail, geometry, common_slots)
     is_full = jnp.any(delta.num_missing > 0) | jnp.asarray(force_full)
     chosen = choose(is_full, full, delta)
-    num_upload = chosen.num_new + chosen.num_pad
-    result = first_fault(result, *_capacity_faults(chosen, max_upload, geometry))
+    fault = first_failing(
+        _count_check(selection.num_want, max_want),
+        _count_check(selection.num_ranked_tail, selection.ranked_tail.shape[1]),
+        _count_check(residency.num_valid, residency.max_slots),
+        *_list_checks(listed, members.outside_id, members.repeated_id),
+        *_list_checks(held, members.outside_other, members.repeated_other),
+        *_capacity_checks(chosen, max_upload),
+        layer_by_row=geometry.layer_by_row,
+    )
+    result = first_fault(selection.result, fault)
+    num_new = jnp.where(result.is_ok, chosen.num_new, 0)
+    num_pad, num_truncated, num_upload = delta.num_pad, delta.num_truncated, num_new
+    if common_slots:
+        num_pad = jnp.where(result.is_ok, chosen.num_pad, 0)
+        num_truncated = jnp.where(result.is_ok, delta.num_truncated, 0)
+        num_upload = num_new + num_pad
     uploaded = operations.sort_ids(
-        jnp.where(chosen.is_uploaded & result.is_ok, listed, HOLE),
+        listed,
+        chosen.is_uploaded & result.is_ok,
         max_ids=max_blocks,
         capacity=max_upload,
     )
@@ -118,11 +129,11 @@ def diff(
         basis=_basis(residency, selection),
         is_full=is_full & result.is_ok,
         upload_logical_blocks=as_logical_blocks(uploaded),
-        num_upload=jnp.where(result.is_ok, num_upload, 0),
-        num_new=jnp.where(result.is_ok, chosen.num_new, 0),
-        num_pad=jnp.where(result.is_ok, chosen.num_pad, 0),
-        num_truncated=jnp.where(result.is_ok, delta.num_truncated, 0),
-        common_new_slots=jnp.where(result.is_ok, _group_max(num_upload, geometry), 0),
+        num_upload=num_upload,
+        num_new=num_new,
+        num_pad=cast(Array, num_pad),
+        num_truncated=cast(Array, num_truncated),
+        common_new_slots=_group_max(num_upload, geometry),
         result=result,
     )
 
@@ -145,9 +156,9 @@ class _Filled:
 
     is_uploaded: Bool[Array, "row listed"]
     num_new: Int32[Array, " row"]
-    num_pad: Int32[Array, " row"]
-    num_missing: Int32[Array, " row"]
-    num_truncated: Int32[Array, " row"]
+    num_pad: Int32[AnyArray, " row"]
+    num_missing: Int32[AnyArray, " row"]
+    num_truncated: Int32[AnyArray, " row"]
 
 
 def _fill(
@@ -158,7 +169,7 @@ def _fill(
 ) -> _Filled:
     num_new = count_true(is_new)
     if not common_slots:
-        none = jnp.zeros_like(num_new)
+        none = np.zeros(num_new.shape, np.int32)
         is_uploaded = jnp.concatenate([is_new, jnp.zeros_like(is_spare)], axis=1)
         return _Filled(
             is_uploaded=is_uploaded,
@@ -183,23 +194,13 @@ def _fill(
     )
 
 
-def _capacity_faults(
-    filled: _Filled, max_upload: int, geometry: ModelGeometry
-) -> tuple[Result, Result]:
+def _capacity_checks(filled: _Filled, max_upload: int) -> tuple[Check, Check]:
     num_upload = filled.num_new + filled.num_pad
-    exhausted = fault_at(
-        filled.num_missing > 0,
-        ResultCode.PADDING_EXHAUSTED,
-        layer_by_row=geometry.layer_by_row,
-        block=num_upload + filled.num_missing,
+    num_wanted = num_upload + filled.num_missing
+    return (
+        Check(filled.num_missing > 0, ResultCode.PADDING_EXHAUSTED, num_wanted),
+        Check(num_upload > max_upload, ResultCode.UPLOAD_EXCEEDS_CAPACITY, num_upload),
     )
-    too_many = fault_at(
-        num_upload > max_upload,
-        ResultCode.UPLOAD_EXCEEDS_CAPACITY,
-        layer_by_row=geometry.layer_by_row,
-        block=num_upload,
-    )
-    return exhausted, too_many
 
 
 def _group_max(values: Int32[Array, " row"], geometry: ModelGeometry) -> Int32[Array, " group"]:
@@ -210,40 +211,24 @@ def _group_max(values: Int32[Array, " row"], geometry: ModelGeometry) -> Int32[A
     return jnp.max(jnp.where(is_member, values[None, :], smallest), axis=1, initial=smallest)
 
 
-def _count_fault(count: AnyArray, capacity: int, geometry: ModelGeometry) -> Result:
-    return fault_at(
-        (count < 0) | (count > capacity),
-        ResultCode.COUNT_OUT_OF_RANGE,
-        layer_by_row=geometry.layer_by_row,
-        block=count,
-    )
+def _count_check(count: AnyArray, capacity: int) -> Check:
+    return Check((count < 0) | (count > capacity), ResultCode.COUNT_OUT_OF_RANGE, count)
 
 
-def _list_fault(
-    ids: AnyArray,
-    is_filled: AnyArray,
-    repeated: Int32[Array, " row"],
-    bound: AnyArray,
-    geometry: ModelGeometry,
-) -> Result:
-    """Returns the first ID out of range, then the first repeated ID."""
+def _list_checks(
+    ids: AnyArray, outside: Int32[Array, " row"], repeated: Int32[Array, " row"]
+) -> list[Check]:
+    """Returns the checks of lists whose first IDs out of range, and repeated, stand there."""
     if ids.shape[1] == 0:
-        return ok_result()
-    repeated_id = jnp.take_along_axis(jnp.asarray(ids), jnp.maximum(repeated, 0)[:, None], axis=1)
-    return first_fault(
-        fault_at(
-            is_filled & ((ids < 0) | (ids >= bound)),
-            ResultCode.BLOCK_OUT_OF_RANGE,
-            layer_by_row=geometry.layer_by_row,
-            block=ids,
-        ),
-        fault_at(
-            repeated != HOLE,
-            ResultCode.DUPLICATE_BLOCK,
-            layer_by_row=geometry.layer_by_row,
-            block=repeated_id[:, 0],
-        ),
-    )
+        return []
+
+    def check_of(places: Array, code: ResultCode) -> Check:
+        return Check(places != HOLE, code, take_in_rows(ids, jnp.maximum(places, 0)[:, None])[:, 0])
+
+    return [
+        check_of(outside, ResultCode.BLOCK_OUT_OF_RANGE),
+        check_of(repeated, ResultCode.DUPLICATE_BLOCK),
+    ]
 
 
 def _check_static(selection: Selection, residency: Residency, geometry: ModelGeometry) -> None:

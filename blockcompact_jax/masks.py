@@ -22,7 +22,7 @@ _Tree = TypeVar("_Tree")
 _WORD_BITS = 32
 _MAX_COMPARED_WORDS = 64
 _FOLDED_SLICES = 16
-_MIN_FOLDED_PLACES = 512
+_MIN_FOLDED_PLACES = 128
 
 
 def choose(condition: AnyArray, if_true: _Tree, if_false: _Tree) -> _Tree:

@@ -16,10 +16,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int32
 
+from .checks import Check, first_failing
 from .errors import Result, ResultCode, fault_at, first_fault, ok_result
 from .geometry import ModelGeometry, OwnershipGranularity
 from .ids import HOLE, AnyArray, PhysicalBlocks, as_physical_blocks
-from .masks import count_by_id, count_true, lookup, place_mask
+from .masks import count_by_id, count_true, lookup, place_mask, take_in_rows
 from .operations import PURE_OPERATIONS, PlanOperations, ReferenceCheck
 
 
@@ -127,22 +128,16 @@ def reserve(
         every owner gets its blocks or nothing is reserved.
     """
     layers = geometry.layer_by_owner(ownership.granularity)
-    num_free = count_true(ownership.is_free)
-    result = first_fault(
-        fault_at(
-            (num_blocks < 0) | (num_blocks > max_reserve),
-            ResultCode.COUNT_OUT_OF_RANGE,
-            layer_by_row=layers,
-            block=num_blocks,
-        ),
-        fault_at(
-            num_free < num_blocks, ResultCode.POOL_EXHAUSTED, layer_by_row=layers, block=num_free
-        ),
+    free = operations.list_free(ownership.references, capacity=max_reserve)
+    is_outside = (num_blocks < 0) | (num_blocks > max_reserve)
+    result = first_failing(
+        Check(is_outside, ResultCode.COUNT_OUT_OF_RANGE, num_blocks),
+        Check(free.num_free < num_blocks, ResultCode.POOL_EXHAUSTED, free.num_free),
+        layer_by_row=layers,
     )
     granted = jnp.where(result.is_ok, num_blocks, 0)
-    lowest = operations.list_mask(ownership.is_free, capacity=max_reserve)
-    reserved = jnp.where(place_mask(granted, max_reserve), lowest, HOLE)
-    last = jnp.max(reserved, axis=1, initial=HOLE)
+    reserved = jnp.where(place_mask(granted, max_reserve), free.blocks, HOLE)
+    last = _last_filled(reserved, granted)
     blocks = jnp.arange(ownership.num_physical_blocks, dtype=jnp.int32)
     is_reserved = ownership.is_free & (blocks <= last[:, None])
     # Not `.at[kind].add`: that copies all counts first, and adds on one thread.
@@ -256,12 +251,13 @@ def commit_ownership(
         transfer=ReferenceKind.TRANSFER,
     )
     layers = geometry.layer_by_owner(ownership.granularity)
-    result = first_fault(
+    result = first_failing(
         *(
-            fault_at(blocks != HOLE, _CODE_OF_CHECK[check], layer_by_row=layers, block=blocks)
+            Check(blocks != HOLE, _CODE_OF_CHECK[check], blocks)
             for check in ReferenceCheck
             for blocks in (moves.faults[:, check],)
-        )
+        ),
+        layer_by_row=layers,
     )
     references = jnp.where(result.is_ok, moves.references, ownership.references)
     is_released = moves.is_released & result.is_ok
@@ -291,6 +287,22 @@ def owned_blocks(
         num_owners=geometry.num_owners(ownership.granularity),
         max_ids=ownership.num_physical_blocks,
     )
+
+
+def _last_filled(ids: Array, num_filled: Array) -> Int32[Array, " row"]:
+    """Returns the last filled ID of each row, HOLE where there is none."""
+    if ids.shape[1] == 0:
+        return jnp.full(ids.shape[:1], HOLE, jnp.int32)
+    place = jnp.clip(num_filled - 1, 0, ids.shape[1] - 1)
+    return jnp.where(num_filled > 0, take_in_rows(ids, place[:, None])[:, 0], HOLE)
+
+
+def by_row(
+    values: AnyArray, geometry: ModelGeometry, granularity: OwnershipGranularity
+) -> AnyArray:
+    """Returns the values of each row's owner. Shape [owner, ...] to [row, ...]."""
+    is_same = granularity is OwnershipGranularity.LAYER  # an owner a row
+    return values if is_same else values[geometry.owner_by_row(granularity)]
 
 
 def retire_nothing(ownership: Ownership) -> Retirement:

@@ -8,7 +8,8 @@ structure; on the host `resolve` names which one it is.
 # pyright: reportUnknownMemberType=false
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -160,8 +161,11 @@ def plan_retention(
     is_valid = place_mask(residency.num_valid, residency.max_slots)
     is_want = place_mask(selection.num_want, selection.want.shape[1])
     is_wanted = operations.find_members(
-        jnp.where(is_valid, residency.logical_by_slot, HOLE),
-        jnp.where(is_want, selection.want, HOLE),
+        residency.logical_by_slot,
+        is_valid,
+        selection.want,
+        is_want,
+        bound=selection.max_blocks,
         max_ids=selection.max_blocks,
     ).is_member
     is_exact = jnp.where(jnp.asarray(is_due), is_wanted, is_valid)
@@ -170,22 +174,28 @@ def plan_retention(
     keep_slots, logical, remapped = operations.keep_places(
         is_kept, residency.logical_by_slot, residency.physical_by_slot
     )
-    is_filled = keep_slots >= 0
-    kind_by_row = kind[geometry.group_place_by_row][:, None]
-    is_byte_move = (kind_by_row == RetentionKind.BYTE_MOVE) & is_filled
-    is_moved = is_byte_move & (keep_slots != slots)
-    physical = jnp.where(is_byte_move, residency.physical_by_slot, remapped)
+    is_filled, is_changed = keep_slots >= 0, keep_slots != slots
+    physical = remapped
+    moves = _unmoved(keep_slots, policy)
+    if not moves:
+        kind_by_row = kind[geometry.group_place_by_row][:, None]
+        is_byte_move = (kind_by_row == RetentionKind.BYTE_MOVE) & is_filled
+        is_moved = is_byte_move & is_changed
+        physical = jnp.where(is_byte_move, residency.physical_by_slot, remapped)
+        moves = {
+            "move_from": jnp.where(is_moved, remapped, HOLE),
+            "move_to": jnp.where(is_moved, physical, HOLE),
+            "num_moves": count_true(is_moved),
+            "num_unwanted": count_true(is_kept & ~is_exact),
+        }
     return RetentionPlan(
         kind=kind,
         keep_slots=as_resident_slots(keep_slots),
         num_keep=num_keep,
         logical_by_slot=as_logical_blocks(logical),
         physical_by_slot=as_physical_blocks(physical),
-        move_from=as_physical_blocks(jnp.where(is_moved, remapped, HOLE)),
-        move_to=as_physical_blocks(jnp.where(is_moved, physical, HOLE)),
-        num_moves=count_true(is_moved),
-        num_unwanted=count_true(is_kept & ~is_exact),
-        table_entries_written=_count_entries(kind, is_filled, keep_slots != slots, geometry),
+        table_entries_written=_count_entries(kind, is_filled, is_changed, geometry),
+        **moves,
     )
 
 
@@ -220,6 +230,33 @@ def keep_every_slot(residency: Residency, kind: Int32[Array, " group"]) -> Reten
         num_unwanted=zeros,
         table_entries_written=jnp.int32(0),
     )
+
+
+def without_lists(plan: RetentionPlan, policy: RetentionPolicy) -> RetentionPlan:
+    """Leaves out what `with_lists` knows; no array is given out twice."""
+    return replace(plan, **dict.fromkeys((*_RESIDENT, *_unmoved(plan.keep_slots, policy))))
+
+
+def with_lists(plan: RetentionPlan, residency: Residency, policy: RetentionPolicy) -> RetentionPlan:
+    """Completes a plan from the residency that it leaves; what moves nothing is constant."""
+    resident: dict[str, Any] = {name: getattr(residency, of) for name, of in _RESIDENT.items()}
+    return replace(plan, **resident, **_unmoved(plan.keep_slots, policy))
+
+
+_RESIDENT = {
+    "num_keep": "num_valid",
+    "logical_by_slot": "logical_by_slot",
+    "physical_by_slot": "physical_by_slot",
+}
+
+
+def _unmoved(keep_slots: Array, policy: RetentionPolicy) -> dict[str, Any]:
+    """Returns the fields that tables per layer make constant: nothing moves, no union is kept."""
+    if policy.tables is not TableSupport.LAYER:
+        return {}
+    holes = np.full(keep_slots.shape, HOLE, np.int32)
+    zeros = np.zeros(keep_slots.shape[:1], np.int32)
+    return {"move_from": holes, "move_to": holes, "num_moves": zeros, "num_unwanted": zeros}
 
 
 def resolve(plan: RetentionPlan, geometry: ModelGeometry) -> tuple[GroupRetention, ...]:

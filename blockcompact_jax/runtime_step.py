@@ -23,11 +23,11 @@ from blockcompact_jax.step import (
     StepPlan,
     StepPolicy,
     commit_step,
-    find_zero_delta,
     plan_step,
 )
 from blockcompact_jax.typed_jit import typed_jit
 from blockcompact_jax.upload import UploadPlan, plan_no_upload
+from blockcompact_jax.zero_delta import find_zero_delta
 
 _reduce_heads = typed_jit(static_argnames=("head_reduction",))(reduce_heads)
 

@@ -5,8 +5,9 @@ Blocks rank by (-score, logical block), sink blocks first.
 
 # pyright: reportUnknownMemberType=false
 
-import enum
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,77 +15,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float32, Int32
 
-from .errors import CompactionError, Result, ResultCode, fault_at, fault_if, first_fault
+from .checks import Check, first_failing
+from .errors import CompactionError, Result, ResultCode, fault_if, first_fault
 from .geometry import ModelGeometry
 from .ids import HOLE, AnyArray, LogicalBlocks, as_logical_blocks
 from .masks import place_mask
+from .operation_types import HostOperations
 from .operations import PURE_OPERATIONS, PlanOperations
 from .ranking import rank_keys, top_mask
-from .scores import BlockReduction, HeadReduction
-
-
-class SmallBudget(enum.Enum):
-    """What happens where sink and recent blocks alone exceed the budget."""
-
-    ERROR = "error"
-    EFFECTIVE = "effective"
-
-
-class LayerBudget(enum.Enum):
-    """How the budget is spread over layers; the sum over layers stays the same."""
-
-    UNIFORM = "uniform"
-    PYRAMID = "pyramid"
-    SCORE_MASS = "score_mass"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionPolicy:
-    """How blocks are chosen. Frozen and hashable: a static argument, recorded with each selection.
-
-    The unit is whole blocks; a token selector is another policy, not another rounding of this one.
-
-    Attributes:
-        max_want: Static capacity of `Selection.want`, in blocks.
-        max_tail: Static capacity of `Selection.ranked_tail`; 0 where nothing is padded.
-        sink_blocks: First blocks of the sequence, always wanted.
-        recent_blocks: Newest whole blocks, always resident outside the selected pool; they count
-            towards the budget.
-        on_small_budget: Error, or a recorded larger effective budget.
-        layer_budget: Uniform; pyramid (lower layers more); or the best-scored blocks of all
-            layers together, which needs scores that are comparable across layers.
-        pyramid_percent: The first row's gain and the last row's loss under PYRAMID, 0 … 100.
-        head_reduction: Over query heads and draft positions.
-        block_reduction: Over the tokens of a block, where scores start as token scores.
-        top_tokens: Tokens that BlockReduction.TOP_MEAN averages.
-        resident_margin: Added to the score of resident blocks when ranking, so that a challenger
-            must be better by more than this. 0 ranks by score alone.
-    """
-
-    max_want: int
-    max_tail: int = 0
-    sink_blocks: int = 1
-    recent_blocks: int = 1
-    on_small_budget: SmallBudget = SmallBudget.ERROR
-    layer_budget: LayerBudget = LayerBudget.UNIFORM
-    pyramid_percent: int = 50
-    head_reduction: HeadReduction = HeadReduction.MAX
-    block_reduction: BlockReduction = BlockReduction.SUM
-    top_tokens: int = 1
-    resident_margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_want", "max_tail", "sink_blocks", "recent_blocks"):
-            if getattr(self, name) < 0:
-                raise CompactionError(f"`{name}` is {getattr(self, name)}; give at least 0.")
-        if not 0 <= self.pyramid_percent <= 100:
-            raise CompactionError(
-                f"`pyramid_percent` is {self.pyramid_percent}; give a value in 0 … 100."
-            )
-        if not 0.0 <= self.resident_margin < float("inf"):
-            raise CompactionError(
-                f"`resident_margin` is {self.resident_margin}; give a finite value of at least 0."
-            )
+from .selection_policy import LayerBudget, SelectionPolicy, SmallBudget
 
 
 @jax.tree_util.register_dataclass
@@ -168,20 +107,20 @@ def select(
         num_sinks=policy.sink_blocks,
         capacity=policy.max_want + policy.max_tail,
     )
-    score_result = fault_at(
-        ranking.first_non_finite != HOLE,
-        ResultCode.NON_FINITE_SCORE,
+    first_bad = ranking.first_non_finite
+    score_result = first_failing(
+        Check(first_bad != HOLE, ResultCode.NON_FINITE_SCORE, first_bad),
         layer_by_row=geometry.layer_by_row,
-        block=ranking.first_non_finite,
     )
     result = first_fault(count_result, score_result, budget_result)
     num_want, num_listed = (jnp.where(result.is_ok, n, 0) for n in (num_want, num_listed))
-    want, tail = _split(ranking.blocks, num_want, num_listed - num_want, policy)
+    num_tail = num_listed - num_want if policy.max_tail > 0 else np.zeros(num_rows, np.int32)
+    want, tail = _split(ranking.blocks, num_want, num_tail, policy)
     return Selection(
         want=as_logical_blocks(want),
         num_want=num_want,
         ranked_tail=as_logical_blocks(tail),
-        num_ranked_tail=num_listed - num_want,
+        num_ranked_tail=cast(Array, num_tail),
         effective_budget_blocks=jnp.broadcast_to(effective_budget, (num_rows,)),
         num_candidate_blocks=num_candidates,
         selection_revision=jnp.asarray(selection_revision, jnp.int32),
@@ -238,6 +177,66 @@ def is_selected(
         num_sinks=policy.sink_blocks,
     )
     return result.is_ok & are_best
+
+
+def is_selected_on_host(
+    scores: Float32[AnyArray, "row max_blocks"],
+    num_candidate_blocks: AnyArray | int,
+    blocks: Int32[LogicalBlocks, "row place"],
+    num_blocks: Int32[AnyArray, " row"],
+    *,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+    operations: HostOperations,
+) -> bool:
+    """`is_selected` on arrays of the host, at once and outside any trace.
+
+    Args:
+        scores: As in `select`.
+        num_candidate_blocks: As in `select`.
+        blocks: As in `is_selected`.
+        num_blocks: As in `is_selected`.
+        budget_blocks: As in `select`.
+        geometry: As in `select`.
+        policy: As in `select`, and one that `is_by_score_alone`.
+        operations: What compares.
+
+    Raises:
+        CompactionError: If the shape or dtype of `scores` is wrong.
+    """
+    _check_scores(scores, geometry)
+    num_candidates = int(num_candidate_blocks)
+    if np.ndim(budget_blocks) == 0:
+        num_want = _wanted_by_budget(num_candidates, int(budget_blocks), geometry, policy)
+    else:
+        num_want = _count_wanted(num_candidates, budget_blocks, geometry, policy)
+    if num_want is None or num_candidates > scores.shape[1]:
+        return False
+    return operations.are_best_on_host(
+        scores,
+        blocks,
+        num_blocks,
+        num_wanted=num_want,
+        num_candidates=num_candidates,
+        num_sinks=policy.sink_blocks,
+    )
+
+
+def _count_wanted(
+    num_candidates: int,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+) -> Int32[np.ndarray, " row"] | None:
+    """Returns how many blocks each row wants, on the host; None where a count is refused."""
+    _, is_small, _, num_want = _spread_budget(np, budget_blocks, num_candidates, geometry, policy)
+    is_refused = num_candidates < 0 or is_small.any() or (num_want > policy.max_want).any()
+    return None if is_refused else num_want
+
+
+# Counts repeat from step to step, and NumPy takes longer for them than the check for a small model.
+_wanted_by_budget = lru_cache(maxsize=256)(_count_wanted)
 
 
 def validate_whole_blocks(
@@ -314,13 +313,13 @@ def _candidates_fault(num_candidates: Int32[Array, ""], max_blocks: int) -> Resu
 def _split(
     listed: Int32[Array, "row listed"],
     num_want: Int32[Array, " row"],
-    num_tail: Int32[Array, " row"],
+    num_tail: Int32[AnyArray, " row"],
     policy: SelectionPolicy,
-) -> tuple[Int32[Array, "row max_want"], Int32[Array, "row max_tail"]]:
+) -> tuple[Int32[Array, "row max_want"], Int32[AnyArray, "row max_tail"]]:
     """Splits ranked lists into the first `num_want` and the `num_tail` after them."""
     want = jnp.where(place_mask(num_want, policy.max_want), listed[:, : policy.max_want], HOLE)
     if policy.max_tail == 0:
-        return want, listed[:, :0]
+        return want, np.empty((want.shape[0], 0), np.int32)
     tail_place = num_want[:, None] + jnp.arange(policy.max_tail, dtype=jnp.int32)
     tail = jnp.take_along_axis(listed, tail_place, axis=1)
     return want, jnp.where(place_mask(num_tail, policy.max_tail), tail, HOLE)
@@ -346,38 +345,47 @@ def _want_counts(
     policy: SelectionPolicy,
 ) -> tuple[Int32[Array, " row"], Int32[Array, " row"], Result]:
     """Returns how many blocks each row wants, its effective budget, and the first fault."""
-    num_rows = geometry.num_rows
-    budget = jnp.broadcast_to(jnp.asarray(budget_blocks, jnp.int32), (num_rows,))
-    if policy.layer_budget is LayerBudget.PYRAMID:
-        budget = budget + _pyramid_offsets(budget, policy.pyramid_percent)
-    smallest = policy.sink_blocks + policy.recent_blocks
-    small = fault_at(
-        (budget < smallest) if policy.on_small_budget is SmallBudget.ERROR else budget < 0,
-        ResultCode.BUDGET_TOO_SMALL,
-        layer_by_row=geometry.layer_by_row,
-        block=budget,
+    budget, is_small, effective, num_want = _spread_budget(
+        jnp, budget_blocks, num_candidates, geometry, policy
     )
-    effective = jnp.maximum(budget, smallest)
-    num_want = jnp.clip(effective - policy.recent_blocks, 0, jnp.maximum(num_candidates, 0))
     if policy.layer_budget is LayerBudget.SCORE_MASS:
         keys = rank_keys(scores, num_candidates, policy.sink_blocks)
         best = top_mask(keys.reshape(1, -1), jnp.sum(num_want)[None])
         num_want = jnp.sum(best.reshape(keys.shape), axis=1, dtype=jnp.int32)
         effective = num_want + policy.recent_blocks
-    large = fault_at(
-        num_want > policy.max_want,
-        ResultCode.WANT_EXCEEDS_CAPACITY,
+    result = first_failing(
+        Check(is_small, ResultCode.BUDGET_TOO_SMALL, budget),
+        Check(num_want > policy.max_want, ResultCode.WANT_EXCEEDS_CAPACITY, num_want),
         layer_by_row=geometry.layer_by_row,
-        block=num_want,
     )
-    return num_want, effective, first_fault(small, large)
+    return num_want, effective, result
 
 
-def _pyramid_offsets(budget: Int32[Array, " row"], percent: int) -> Int32[Array, " row"]:
+def _spread_budget(
+    numpy: Any,
+    budget_blocks: AnyArray | int,
+    num_candidates: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: SelectionPolicy,
+) -> tuple[Any, Any, Any, Any]:
+    """Returns per row the budget, whether it is too small, the effective one and what it wants.
+
+    `numpy` is `jax.numpy`, or NumPy itself on the host.
+    """
+    budget = numpy.broadcast_to(numpy.asarray(budget_blocks, np.int32), (geometry.num_rows,))
+    if policy.layer_budget is LayerBudget.PYRAMID:
+        budget = budget + _pyramid_offsets(budget, policy.pyramid_percent)
+    smallest = policy.sink_blocks + policy.recent_blocks
+    least = smallest if policy.on_small_budget is SmallBudget.ERROR else 0
+    effective = numpy.maximum(budget, smallest)
+    num_most = numpy.maximum(numpy.asarray(num_candidates, np.int32), 0)
+    num_want = numpy.minimum(numpy.maximum(effective - policy.recent_blocks, 0), num_most)
+    return budget, budget < least, effective, num_want
+
+
+def _pyramid_offsets(budget: Any, percent: int) -> Any:
     """Returns what each row gains: linear from +percent to -percent, equal budgets sum to 0."""
     num_rows = budget.shape[0]
-    if num_rows == 1:
-        return jnp.zeros_like(budget)
     slope = np.arange(num_rows - 1, -num_rows, -2, dtype=np.int32)
-    size = budget * percent * jnp.abs(slope) // (100 * (num_rows - 1))
-    return jnp.sign(slope) * size
+    size = budget * percent * np.abs(slope) // (100 * max(num_rows - 1, 1))
+    return np.sign(slope) * size

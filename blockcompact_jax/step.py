@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
-from jaxtyping import Bool, Int32
+from jax import lax
+from jaxtyping import Int32
 
 from .commit import commit_plan
 from .diff import BlockDiffPlan, diff
@@ -22,35 +21,18 @@ from .ids import HOLE, AnyArray, SourceBlocks, as_physical_blocks
 from .ownership import (
     Ownership,
     ReferenceKind,
+    by_row,
     generation_of,
     release,
     reserve,
 )
-from .residency import Residency, check_fits_geometry
-from .scores import reduce_heads
-from .selection import Selection, is_selected, select
-from .step_types import StepCommit, StepPlan, StepPolicy, ZeroDelta
+from .residency import Residency
+from .selection import Selection, select
+from .shared_results import jit_with_shared_results
+from .step_types import StepCommit, StepPlan, StepPolicy
 from .typed_jit import typed_jit
 from .upload import plan_upload
-
-
-def _scores_to_rank(
-    scores: AnyArray, residency: Residency, policy: StepPolicy
-) -> tuple[AnyArray, Bool[Array, "row max_blocks"] | None]:
-    """Returns one score per row and block, and which are resident where the policy asks for it."""
-    if scores.ndim > 2:
-        scores = reduce_heads(scores, head_reduction=policy.selection.head_reduction)
-    if policy.selection.resident_margin == 0.0:
-        return scores, None
-    num_rows, max_blocks = scores.shape
-    is_resident = policy.operations.mark_ids(
-        residency.logical_by_slot,
-        residency.num_valid,
-        np.arange(num_rows, dtype=np.int32),
-        num_owners=num_rows,
-        max_ids=max_blocks,
-    )
-    return scores, is_resident
+from .zero_delta import scores_to_rank
 
 
 def _select_and_diff(
@@ -63,7 +45,7 @@ def _select_and_diff(
     geometry: ModelGeometry,
     policy: StepPolicy,
 ) -> tuple[Selection, BlockDiffPlan]:
-    scores, is_resident = _scores_to_rank(scores, residency, policy)
+    scores, is_resident = scores_to_rank(scores, residency, policy)
     selection = select(
         scores,
         num_candidate_blocks,
@@ -107,7 +89,7 @@ def _reserve_and_upload(
         max_reserve=policy.max_upload,
         operations=policy.operations,
     )
-    destinations = reserved[geometry.owner_by_row(ownership.granularity)]
+    destinations = by_row(reserved, geometry, ownership.granularity)
     upload = plan_upload(
         plan,
         as_physical_blocks(destinations),
@@ -130,62 +112,7 @@ def _reserve_and_upload(
     return step_plan, replace(ownership, references=references)
 
 
-@typed_jit(static_argnames=("geometry", "policy"))
-def find_zero_delta(
-    scores: AnyArray,
-    num_candidate_blocks: AnyArray | int,
-    residency: Residency,
-    *,
-    budget_blocks: AnyArray | int,
-    geometry: ModelGeometry,
-    policy: StepPolicy,
-) -> ZeroDelta:
-    """Tells whether a step would change nothing but the selection revision, before planning it.
-
-    It holds exactly where what is wanted is what is held, in every layer: then `plan_step` uploads
-    nothing, and a commit drops nothing. Reading the scores once answers it, and no plan is made:
-
-        zero = find_zero_delta(scores, ...)
-        if zero.is_zero:
-            residency = publish_selection(residency, zero.selection_revision)
-        else:
-            plan, reserving = plan_step(scores, ...)
-
-    Under jit, `lax.cond` chooses in place of `if`. Where a stage would refuse its input, nothing is
-    zero: `plan_step` says why. A step that uploads nothing but drops blocks is not zero either, nor
-    one that keeps unwanted blocks because retention is not due.
-
-    Args:
-        scores: As in `plan_step`. Scores per head are reduced here and once more when planning;
-            give both calls the result of `reduce_heads` to do it once.
-        num_candidate_blocks: As in `plan_step`.
-        residency: What is resident now.
-        budget_blocks: As in `plan_step`.
-        geometry: Static facts.
-        policy: Static choices.
-
-    Raises:
-        CompactionError: If the shape or dtype of `scores`, a block size or a row count is wrong
-            (at trace time).
-    """
-    check_fits_geometry(residency, geometry)
-    scores, is_resident = _scores_to_rank(scores, residency, policy)
-    is_zero = is_selected(
-        scores,
-        num_candidate_blocks,
-        residency.logical_by_slot,
-        residency.num_valid,
-        budget_blocks=budget_blocks,
-        geometry=geometry,
-        policy=policy.selection,
-        is_resident=is_resident,
-        operations=policy.operations,
-    )
-    revision = jnp.asarray(residency.revisions.selection_revision, jnp.int32) + 1
-    return ZeroDelta(is_zero=is_zero, selection_revision=revision)
-
-
-@typed_jit(static_argnames=("geometry", "policy"))
+@jit_with_shared_results(static_argnames=("geometry", "policy"))
 def plan_step(
     scores: AnyArray,
     num_candidate_blocks: AnyArray | int,
@@ -238,7 +165,7 @@ def plan_step(
     )
 
 
-@typed_jit(static_argnames=("geometry", "policy"))
+@jit_with_shared_results(static_argnames=("geometry", "policy"))
 def commit_step(
     plan: StepPlan,
     residency: Residency,

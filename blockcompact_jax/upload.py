@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int32
 
+from .checks import Check, first_failing
 from .diff import BlockDiffPlan
-from .errors import CompactionError, Result, ResultCode, fault_at, first_fault
+from .errors import CompactionError, Result, ResultCode, first_fault
 from .geometry import ModelGeometry
 from .ids import (
     HOLE,
@@ -37,7 +38,7 @@ from .ids import (
     as_physical_blocks,
     as_source_blocks,
 )
-from .masks import place_mask
+from .masks import first_true, place_mask, take_in_rows
 from .residency import Revisions
 
 
@@ -105,26 +106,21 @@ def plan_upload(
     """
     blocks = plan.upload_logical_blocks
     num_rows, max_upload = blocks.shape
-    is_used = place_mask(plan.num_upload, max_upload)
+    num_used = jnp.clip(plan.num_upload, 0, max_upload)
+    is_used = place_mask(num_used, max_upload)
     if source_by_logical is None:
-        source: Array = blocks
+        source: AnyArray = blocks
     else:
         max_blocks = source_by_logical.shape[0]
         found = jnp.asarray(source_by_logical)[jnp.clip(blocks, 0, max_blocks - 1)]
         source = jnp.where(blocks < max_blocks, found, HOLE)
     layers = geometry.layer_by_row
-    result = first_fault(
-        plan.result,
-        fault_at(
-            is_used & (source < 0), ResultCode.SOURCE_MISSING, layer_by_row=layers, block=blocks
-        ),
-        fault_at(
-            is_used & (destinations < 0),
-            ResultCode.NOT_OWNED,
-            layer_by_row=layers,
-            block=destinations,
-        ),
+    fault = first_failing(
+        _place_check(is_used & (source < 0), ResultCode.SOURCE_MISSING, blocks),
+        _place_check(is_used & (destinations < 0), ResultCode.NOT_OWNED, destinations),
+        layer_by_row=layers,
     )
+    result = first_fault(plan.result, fault)
     is_used = is_used & result.is_ok
 
     def flatten(values: AnyArray, unused: int = HOLE) -> Array:
@@ -137,21 +133,33 @@ def plan_upload(
         rank = jnp.cumsum(is_used_flat, dtype=jnp.int32) - 1
         copies = jnp.where(is_used_flat, rank + jnp.asarray(first_cpu_destination, jnp.int32), HOLE)
     else:
-        copies = jnp.full(is_used_flat.shape, HOLE, jnp.int32)
+        copies = np.full(is_used_flat.shape, HOLE, np.int32)
+    # Equal columns are one array, see `jit_with_shared_results`.
+    rows = np.arange(num_rows)
+    layer = flatten(layers)
+    logical = flatten(blocks)
     return UploadPlan(
         basis=plan.basis,
-        layer=as_layers(flatten(layers)),
-        layer_row=as_layer_rows(flatten(np.arange(num_rows))),
+        layer=as_layers(layer),
+        layer_row=as_layer_rows(layer if np.array_equal(layers, rows) else flatten(rows)),
         group=as_groups(flatten(geometry.group_by_row)),
-        logical_block=as_logical_blocks(flatten(blocks)),
-        source_block=as_source_blocks(flatten(source)),
+        logical_block=as_logical_blocks(logical),
+        source_block=as_source_blocks(logical if source is blocks else flatten(source)),
         cpu_destination_block=as_destination_blocks(copies),
         physical_block=as_physical_blocks(flatten(destinations)),
         valid_tokens=flatten(np.full(num_rows, geometry.block_tokens), unused=0),
-        num_rows=jnp.sum(is_used_flat, dtype=jnp.int32),
+        num_rows=jnp.where(result.is_ok, jnp.sum(num_used, dtype=jnp.int32), 0),
         result=result,
         source_kind=source_kind,
     )
+
+
+def _place_check(is_faulty: AnyArray, code: ResultCode, blocks: AnyArray) -> Check:
+    """Returns the check that no place of a row is faulty; it names the block of the first."""
+    place = first_true(is_faulty)
+    if blocks.shape[1] == 0:
+        return Check(place != HOLE, code, HOLE)
+    return Check(place != HOLE, code, take_in_rows(blocks, jnp.maximum(place, 0)[:, None])[:, 0])
 
 
 def plan_no_upload(basis: Revisions, *, source_kind: SourceKind) -> UploadPlan:

@@ -18,6 +18,7 @@
 #include "host_threads.h"
 #include "ledger_host.h"
 #include "python_values.h"
+#include "rank_host.h"
 #include "upload_host.h"
 
 #ifndef BLOCKCOMPACT_VERSION
@@ -227,6 +228,7 @@ PYBIND11_MODULE(_native, module) {
   DefineUploads(module);
   DefineBlockScores(module);
   DefineLedger(module);
+  DefineRank(module);
 }
 
 }  // namespace blockcompact_ffi

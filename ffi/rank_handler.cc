@@ -83,50 +83,51 @@ ffi::Error AreBest(ffi::ThreadPool threads, Scores scores, Ids num_candidates, I
   return ffi::Error::Success();
 }
 
-ffi::Error FindMembers(ffi::ThreadPool threads, Ids ids, Ids others, ffi::Result<Mask> is_member,
+// A list and the mask of its filled places.
+blockcompact::IdRows RowsOf(const Ids& ids, const Mask& is_filled) {
+  return {ids.typed_data(), Bytes(is_filled), LastDim(ids)};
+}
+
+ffi::Error FindMembers(ffi::ThreadPool threads, Ids ids, Mask is_filled, Ids others,
+                       Mask is_other_filled, Ids bound, ffi::Result<Mask> is_member,
                        ffi::Result<Ids> repeated_id, ffi::Result<Ids> repeated_other,
+                       ffi::Result<Ids> outside_id, ffi::Result<Ids> outside_other,
                        int64_t max_ids) {
   blockcompact::MembersCall call;
   call.num_rows = NumRows(ids);
-  call.ids = {ids.typed_data(), LastDim(ids)};
-  call.others = {others.typed_data(), LastDim(others)};
-  if (NumRows(others) != call.num_rows || !HasElements(*is_member, ids.element_count()) ||
-      !HasElements(*repeated_id, call.num_rows) || !HasElements(*repeated_other, call.num_rows)) {
+  call.ids = RowsOf(ids, is_filled);
+  call.others = RowsOf(others, is_other_filled);
+  bool is_right = NumRows(others) == call.num_rows;
+  for (const Ids& rows : {bound, *repeated_id, *repeated_other, *outside_id, *outside_other}) {
+    is_right = is_right && HasElements(rows, call.num_rows);
+  }
+  const auto num_ids = static_cast<int64_t>(ids.element_count());
+  if (!is_right || !HasElements(*is_member, num_ids) || !HasElements(is_filled, num_ids) ||
+      !HasElements(is_other_filled, static_cast<int64_t>(others.element_count()))) {
     return WrongShape("the operands of find_members differ in rows or places");
   }
+  call.bound = bound.typed_data();
   call.max_ids = max_ids;
   call.is_member = reinterpret_cast<uint8_t*>(is_member->untyped_data());
-  call.repeated_id = repeated_id->typed_data();
-  call.repeated_other = repeated_other->typed_data();
+  call.faults = {repeated_id->typed_data(), outside_id->typed_data()};
+  call.other_faults = {repeated_other->typed_data(), outside_other->typed_data()};
   blockcompact::FindMembers(call, OnThreadPool(threads));
   return ffi::Error::Success();
 }
 
-ffi::Error SortIds(ffi::ThreadPool threads, Ids ids, ffi::Result<Ids> ascending, int64_t max_ids) {
-  if (NumRows(ids) != NumRows(*ascending)) {
-    return WrongShape("the operands of sort_ids differ in rows");
+ffi::Error SortIds(ffi::ThreadPool threads, Ids ids, Mask is_filled, ffi::Result<Ids> ascending,
+                   int64_t max_ids) {
+  if (NumRows(ids) != NumRows(*ascending) ||
+      !HasElements(is_filled, static_cast<int64_t>(ids.element_count()))) {
+    return WrongShape("the operands of sort_ids differ in rows or places");
   }
   blockcompact::AscendingCall call;
-  call.ids = {ids.typed_data(), LastDim(ids)};
+  call.ids = RowsOf(ids, is_filled);
   call.num_rows = NumRows(ids);
   call.max_ids = max_ids;
   call.capacity = LastDim(*ascending);
   call.ascending = ascending->typed_data();
   blockcompact::SortIds(call, OnThreadPool(threads));
-  return ffi::Error::Success();
-}
-
-ffi::Error ListMasks(ffi::ThreadPool threads, Mask is_set, ffi::Result<Ids> ascending) {
-  if (NumRows(is_set) != NumRows(*ascending)) {
-    return WrongShape("the operands of list_masks differ in rows");
-  }
-  blockcompact::MaskCall call;
-  call.is_set = Bytes(is_set);
-  call.num_rows = NumRows(is_set);
-  call.max_ids = LastDim(is_set);
-  call.capacity = LastDim(*ascending);
-  call.ascending = ascending->typed_data();
-  blockcompact::ListMasks(call, OnThreadPool(threads));
   return ffi::Error::Success();
 }
 
@@ -179,18 +180,24 @@ XLA_FFI_DEFINE_HANDLER(kFindMembers, FindMembers,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<Ids>()   // ids
+                           .Arg<Mask>()  // is_filled
                            .Arg<Ids>()   // others
+                           .Arg<Mask>()  // is_other_filled
+                           .Arg<Ids>()   // bound
                            .Ret<Mask>()  // is_member
                            .Ret<Ids>()   // repeated_id
                            .Ret<Ids>()   // repeated_other
+                           .Ret<Ids>()   // outside_id
+                           .Ret<Ids>()   // outside_other
                            .Attr<int64_t>("max_ids"));
 
-XLA_FFI_DEFINE_HANDLER(
-    kSortIds, SortIds,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Ids>().Ret<Ids>().Attr<int64_t>("max_ids"));
-
-XLA_FFI_DEFINE_HANDLER(kListMasks, ListMasks,
-                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Mask>().Ret<Ids>());
+XLA_FFI_DEFINE_HANDLER(kSortIds, SortIds,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Ids>()   // ids
+                           .Arg<Mask>()  // is_filled
+                           .Ret<Ids>()
+                           .Attr<int64_t>("max_ids"));
 
 XLA_FFI_DEFINE_HANDLER(kKeepPlaces, KeepPlaces,
                        ffi::Ffi::Bind()
@@ -209,7 +216,6 @@ HandlerList RankHandlers() {
           {"blockcompact_are_best", kAreBest},
           {"blockcompact_find_members", kFindMembers},
           {"blockcompact_sort_ids", kSortIds},
-          {"blockcompact_list_masks", kListMasks},
           {"blockcompact_keep_places", kKeepPlaces}};
 }
 

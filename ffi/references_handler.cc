@@ -53,6 +53,25 @@ ffi::Error MarkIds(ffi::ThreadPool threads, Counts ids, Counts num_filled, Count
   return ffi::Error::Success();
 }
 
+ffi::Error ListFree(ffi::ThreadPool threads, Counts references, ffi::Result<Counts> blocks,
+                    ffi::Result<Counts> num_free) {
+  blockcompact::FreeCall call;
+  call.num_batches = Leading(references, 3);
+  call.num_kinds = Dim(references, 2);
+  call.num_owners = Dim(references, 1);
+  call.num_blocks = Dim(references, 0);
+  call.capacity = Dim(*blocks, 0);
+  const int64_t num_owners = call.num_batches * call.num_owners;
+  if (!HasElements(*num_free, num_owners) || !HasElements(*blocks, num_owners * call.capacity)) {
+    return ffi::Error::InvalidArgument("the operands of list_free differ in shape");
+  }
+  call.references = references.typed_data();
+  call.blocks = blocks->typed_data();
+  call.num_free = num_free->typed_data();
+  blockcompact::ListFree(call, OnThreadPool(threads));
+  return ffi::Error::Success();
+}
+
 ffi::Error MoveReferences(ffi::ThreadPool threads, Counts references, Counts generation,
                           Counts landed, Counts landed_generation, Mask is_before, Mask is_after,
                           ffi::Result<Counts> moved, ffi::Result<Mask> is_released,
@@ -102,6 +121,13 @@ XLA_FFI_DEFINE_HANDLER(kMarkIds, MarkIds,
                            .Arg<Counts>()  // owner
                            .Ret<Mask>());
 
+XLA_FFI_DEFINE_HANDLER(kListFree, ListFree,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<Counts>()    // references
+                           .Ret<Counts>()    // blocks
+                           .Ret<Counts>());  // num_free
+
 XLA_FFI_DEFINE_HANDLER(kMoveReferences, MoveReferences,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -121,7 +147,9 @@ XLA_FFI_DEFINE_HANDLER(kMoveReferences, MoveReferences,
 }  // namespace
 
 HandlerList ReferenceHandlers() {
-  return {{"blockcompact_mark_ids", kMarkIds}, {"blockcompact_move_references", kMoveReferences}};
+  return {{"blockcompact_mark_ids", kMarkIds},
+          {"blockcompact_list_free", kListFree},
+          {"blockcompact_move_references", kMoveReferences}};
 }
 
 }  // namespace blockcompact_ffi

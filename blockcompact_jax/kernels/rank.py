@@ -9,19 +9,21 @@ are rows, so `vmap` makes one call of a batch; rows run in parallel on XLA's own
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float32, Int32
+from numpy.typing import NDArray
 
 from blockcompact_jax.ids import AnyArray
 from blockcompact_jax.kernels._checks import describe
 from blockcompact_jax.kernels.native import load_native
 from blockcompact_jax.mesh_axes import result_type, vary_over, varying_axes
-from blockcompact_jax.operations import (
+from blockcompact_jax.operation_types import (
+    FreeBlocks,
     Kept,
     Members,
     Ranking,
@@ -145,44 +147,71 @@ class NativeOperations:
             num_sinks=np.int64(num_sinks),
         )[0]
 
+    def are_best_on_host(
+        self,
+        scores: Float32[AnyArray, "row block"],
+        listed: Int32[AnyArray, "row place"],
+        num_listed: Int32[AnyArray, " row"],
+        *,
+        num_wanted: Int32[np.ndarray, " row"],
+        num_candidates: int,
+        num_sinks: int,
+    ) -> bool:
+        """See `HostOperations.are_best_on_host`; runs on the module's threads for host calls."""
+        return load_native().are_best(
+            _view(scores), num_candidates, _view(listed), _view(num_listed), num_wanted, num_sinks
+        )
+
     def find_members(
         self,
         ids: Int32[AnyArray, "row place"],
+        is_filled: Bool[AnyArray, "row place"],
         others: Int32[AnyArray, "row other"],
+        is_other_filled: Bool[AnyArray, "row other"],
         *,
+        bound: AnyArray,
         max_ids: int,
     ) -> Members:
         """See `PlanOperations.find_members`."""
         _check("ids", ids, np.int32)
-        _check("others", others, np.int32, (ids.shape[0], others.shape[-1]))
-        rows = ((ids.shape[0],), np.int32)
+        num_rows = ids.shape[0]
+        _check("is_filled", is_filled, np.bool_, ids.shape)
+        _check("others", others, np.int32, (num_rows, others.shape[-1]))
+        _check("is_other_filled", is_other_filled, np.bool_, others.shape)
         results = _call(
             "blockcompact_find_members",
-            [(ids.shape, np.bool_), rows, rows],
+            [(ids.shape, np.bool_), *[((num_rows,), np.int32)] * 4],
             ids,
+            is_filled,
             others,
+            is_other_filled,
+            jnp.broadcast_to(jnp.asarray(bound, jnp.int32), (num_rows,)),
             max_ids=np.int64(max_ids),
         )
         return Members(*results)
 
     def sort_ids(
-        self, ids: Int32[AnyArray, "row place"], *, max_ids: int, capacity: int
+        self,
+        ids: Int32[AnyArray, "row place"],
+        is_filled: Bool[AnyArray, "row place"],
+        *,
+        max_ids: int,
+        capacity: int,
     ) -> Int32[Array, "row capacity"]:
         """See `PlanOperations.sort_ids`."""
         _check("ids", ids, np.int32)
-        shape = (ids.shape[0], capacity)
-        return _call("blockcompact_sort_ids", [(shape, np.int32)], ids, max_ids=np.int64(max_ids))[
-            0
-        ]
+        _check("is_filled", is_filled, np.bool_, ids.shape)
+        results = [((ids.shape[0], capacity), np.int32)]
+        return _call("blockcompact_sort_ids", results, ids, is_filled, max_ids=np.int64(max_ids))[0]
 
-    def list_mask(
-        self, is_set: Bool[AnyArray, "row id"], *, capacity: int
-    ) -> Int32[Array, "row capacity"]:
-        """See `PlanOperations.list_mask`."""
-        _check("is_set", is_set, np.bool_)
-        return _call("blockcompact_list_masks", [((is_set.shape[0], capacity), np.int32)], is_set)[
-            0
-        ]
+    def list_free(
+        self, references: Int32[AnyArray, "kind owner physical"], *, capacity: int
+    ) -> FreeBlocks:
+        """See `PlanOperations.list_free`."""
+        _check("references", references, np.int32, (references.shape[0], *references.shape[-2:]))
+        num_owners = references.shape[1]
+        results = [((num_owners, capacity), np.int32), ((num_owners,), np.int32)]
+        return FreeBlocks(*_call("blockcompact_list_free", results, references))
 
     def keep_places(
         self,
@@ -263,6 +292,11 @@ def _call(
     types = [result_type(shape, dtype, axes) for shape, dtype in results]
     call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
     return call(*vary_over(arrays, axes), **attributes)
+
+
+def _view(array: AnyArray) -> NDArray[Any]:
+    """Returns an array's own memory, once it is computed; a JAX array is not held by it later."""
+    return np.asarray(memoryview(cast(Any, array)))
 
 
 def _check(name: str, array: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> None:

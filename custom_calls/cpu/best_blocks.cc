@@ -11,24 +11,59 @@
 namespace blockcompact {
 namespace {
 
-constexpr int64_t kChunkScores = 4096;   // counted before looking whether it is worth going on
-constexpr uint32_t kNoKey = UINT32_MAX;  // above the key of every finite score
+constexpr int64_t kChunkScores = 4096;       // seen before looking whether it is worth going on
+constexpr uint32_t kNoKey = UINT32_MAX;      // above the key of every finite score
+constexpr uint32_t kInfinity = 0xFF000000U;  // exponent bits, the sign shifted out
 
-// Counts scores with a key of `threshold` or more down from *num_left. False where they are more,
-// or a score is NaN or infinite.
-bool CountDown(const RankKernels& kernels, const float* scores, int64_t num_scores,
-               uint32_t threshold, int64_t* num_left) {
-  for (int64_t begin = 0; begin < num_scores; begin += kChunkScores) {
-    const int64_t num_here = std::min(kChunkScores, num_scores - begin);
-    const int64_t count = kernels.count_scores(scores + begin, num_here, threshold);
-    if (count < 0 || count > *num_left) return false;
-    *num_left -= count;
-  }
-  return true;
+uint32_t BitsOf(const float* score) {
+  uint32_t bits;
+  std::memcpy(&bits, score, sizeof(bits));
+  return bits;
 }
 
-// Every listed block is at least as good as the worst of them. If as many candidates are that good
-// as are listed, no other is, and the listed ones are the best.
+// Splits the scores by whether they are listed; sinks compete with nobody. False where one is NaN
+// or infinite, or what was seen so far settles that an unlisted block is better than a listed one.
+bool SplitRow(const RankKernels& kernels, const float* scores, int64_t num_blocks,
+              int64_t num_sinks, const IdSet& set, uint32_t* worst_in, uint32_t* best_out) {
+  // The first words, in which sinks and others meet, one by one.
+  const int64_t num_words = IdSet::NumWords(num_sinks);
+  const int64_t head = std::min(num_blocks, num_words * IdSet::kWordBits);
+  for (int64_t block = 0; block < head; ++block) {
+    const uint32_t bits = BitsOf(scores + block), key = KeyOf(bits);
+    if (bits << 1 >= kInfinity) return false;
+    if (block < num_sinks) continue;
+    if (set.Has(static_cast<int32_t>(block))) {
+      *worst_in = std::min(*worst_in, key);
+    } else {
+      *best_out = std::max(*best_out, key);
+    }
+  }
+  for (int64_t begin = head; begin < num_blocks; begin += kChunkScores) {
+    const int64_t num_here = std::min(kChunkScores, num_blocks - begin);
+    const uint64_t* is_in = set.words() + begin / IdSet::kWordBits;
+    if (!kernels.split_scores(scores + begin, num_here, is_in, worst_in, best_out)) return false;
+    if (*best_out > *worst_in) return false;
+  }
+  return *best_out <= *worst_in;
+}
+
+// Whether no unlisted block with the key of the worst listed one comes before a listed one with it.
+// The unlisted blocks have no larger key.
+bool AreFirstOfTied(const RankKernels& kernels, const float* scores, int64_t num_blocks,
+                    int64_t num_sinks, const int32_t* listed, int64_t num_listed, uint32_t key) {
+  int64_t last = num_sinks - 1, num_listed_sinks = 0;
+  for (int64_t place = 0; place < num_listed; ++place) {
+    const int64_t block = listed[place];
+    num_listed_sinks += block < num_sinks ? 1 : 0;
+    if (KeyOf(BitsOf(scores + block)) == key) last = std::max(last, block);
+  }
+  const int64_t split = last + 1;  // of equal scores the blocks before it are as good
+  return kernels.count_scores(scores + num_sinks, split - num_sinks, key) +
+             kernels.count_scores(scores + split, num_blocks - split, key + 1) ==
+         num_listed - num_listed_sinks;
+}
+
+// One pass over the scores: the worst listed block has to be better than the best of the others.
 bool AreBest(const BestCall& call, const RankKernels& kernels, int64_t row, IdSet set) {
   const int64_t num_blocks = std::clamp<int64_t>(call.num_candidates[row], 0, call.num_blocks);
   const int64_t num_sinks = std::min(call.num_sinks, num_blocks);
@@ -37,33 +72,17 @@ bool AreBest(const BestCall& call, const RankKernels& kernels, int64_t row, IdSe
   const float* scores = call.scores + row * call.num_blocks;
   const int32_t* listed = call.listed + row * call.num_places;
   set.Clear();
-  uint32_t worst_key = kNoKey - 1;
-  int64_t worst_block = num_sinks - 1, num_listed_sinks = 0;
   for (int64_t place = 0; place < num_listed; ++place) {
     const int64_t block = listed[place];
     if (block < 0 || block >= num_blocks || !set.Add(listed[place])) return false;
-    if (block < num_sinks) {
-      ++num_listed_sinks;
-      continue;
-    }
-    uint32_t bits;
-    std::memcpy(&bits, scores + block, sizeof(bits));
-    const uint32_t key = KeyOf(bits);
-    if (key > worst_key) continue;
-    worst_block = key < worst_key ? block : std::max(worst_block, block);
-    worst_key = key;
   }
-  const int64_t num_best_sinks = std::min(num_sinks, num_listed);
-  if (num_listed_sinks != num_best_sinks) return false;
-  for (int32_t sink = 0; sink < num_best_sinks; ++sink) {
-    if (!set.Has(sink)) return false;
+  for (int32_t sink = 0; sink < num_sinks; ++sink) {
+    if (set.Has(sink) != (sink < num_listed)) return false;
   }
-  int64_t num_left = num_listed - num_best_sinks;
-  const int64_t split = worst_block + 1;  // of equal scores the blocks before it are as good
-  int64_t none = 0;
-  return CountDown(kernels, scores, num_sinks, kNoKey, &none) &&
-         CountDown(kernels, scores + num_sinks, split - num_sinks, worst_key, &num_left) &&
-         CountDown(kernels, scores + split, num_blocks - split, worst_key + 1, &num_left);
+  uint32_t worst_in = kNoKey, best_out = 0;
+  if (!SplitRow(kernels, scores, num_blocks, num_sinks, set, &worst_in, &best_out)) return false;
+  return best_out < worst_in ||
+         AreFirstOfTied(kernels, scores, num_blocks, num_sinks, listed, num_listed, worst_in);
 }
 
 }  // namespace

@@ -21,18 +21,30 @@ class IdSet {
   bool IsId(int32_t id) const {
     return static_cast<uint32_t>(id) < static_cast<uint64_t>(max_ids_);
   }
-  bool Has(int32_t id) const { return (words_[id / kWordBits] >> (id % kWordBits) & 1) != 0; }
+  bool Has(int32_t id) const {
+    const auto place = static_cast<uint32_t>(id);
+    return (words_[place / kWordBits] >> (place % kWordBits) & 1) != 0;
+  }
 
   // Returns whether the ID was new.
   bool Add(int32_t id) {
-    uint64_t& word = words_[id / kWordBits];
-    const uint64_t bit = uint64_t{1} << (id % kWordBits);
+    const auto place = static_cast<uint32_t>(id);
+    uint64_t& word = words_[place / kWordBits];
+    const uint64_t bit = uint64_t{1} << (place % kWordBits);
     const bool is_new = (word & bit) == 0;
     word |= bit;
     return is_new;
   }
 
+  // Adds the ID where the condition holds and it is one, without a branch.
+  void AddIf(bool condition, int32_t id) {
+    const bool is_added = condition & IsId(id);
+    const uint32_t place = is_added ? static_cast<uint32_t>(id) : 0;
+    words_[place / kWordBits] |= static_cast<uint64_t>(is_added) << (place % kWordBits);
+  }
+
   uint64_t word(int64_t place) const { return words_[place]; }
+  const uint64_t* words() const { return words_; }
 
  private:
   uint64_t* words_;

@@ -10,56 +10,104 @@
 namespace blockcompact {
 namespace {
 
-// Adds a list to an empty set; returns the first place whose ID comes again, or kHole.
-int32_t AddAll(const int32_t* ids, int64_t num_places, IdSet* set) {
-  bool has_repeat = false;
-  for (int64_t place = 0; place < num_places; ++place) {
-    if (set->IsId(ids[place])) has_repeat |= !set->Add(ids[place]);
+// Runs at_place(place) for the filled places of a row, ascending.
+template <typename AtPlace>
+void ForFilled(const IdRows& rows, int64_t row, const AtPlace& at_place) {
+  const uint8_t* is_filled = rows.is_filled + row * rows.num_places;
+  for (int64_t place = 0; place < rows.num_places; ++place) {
+    if (is_filled[place] != 0) at_place(place);
   }
-  if (!has_repeat) return kHole;
-  set->Clear();  // rare: from the end, the last new repeat is the first place
+}
+
+// From the end, the last new repeat is the first place.
+int32_t FirstRepeated(const IdRows& rows, int64_t row, IdSet* set) {
+  const int32_t* ids = rows.ids + row * rows.num_places;
+  const uint8_t* is_filled = rows.is_filled + row * rows.num_places;
+  set->Clear();
   int64_t first = kHole;
-  for (int64_t place = num_places - 1; place >= 0; --place) {
-    if (set->IsId(ids[place]) && !set->Add(ids[place])) first = place;
+  for (int64_t place = rows.num_places - 1; place >= 0; --place) {
+    if (is_filled[place] != 0 && set->IsId(ids[place]) && !set->Add(ids[place])) first = place;
   }
   return static_cast<int32_t>(first);
 }
 
-void MarkRow(const MembersCall& call, int64_t row, IdSet set) {
-  const int32_t* ids = call.ids.ids + row * call.ids.num_places;
-  set.Clear();
-  call.repeated_id[row] = AddAll(ids, call.ids.num_places, &set);
-  set.Clear();
-  call.repeated_other[row] =
-      AddAll(call.others.ids + row * call.others.num_places, call.others.num_places, &set);
-  uint8_t* is_member = call.is_member + row * call.ids.num_places;
-  for (int64_t place = 0; place < call.ids.num_places; ++place) {
-    is_member[place] = set.IsId(ids[place]) && set.Has(ids[place]) ? 1 : 0;
-  }
+int32_t FirstOutside(const IdRows& rows, int64_t row, uint32_t limit) {
+  const int32_t* ids = rows.ids + row * rows.num_places;
+  int64_t first = kHole;
+  ForFilled(rows, row, [&](int64_t place) {
+    if (first == kHole && static_cast<uint32_t>(ids[place]) >= limit) first = place;
+  });
+  return static_cast<int32_t>(first);
 }
 
-void SortRow(const AscendingCall& call, int64_t row, IdSet set) {
-  const int32_t* ids = call.ids.ids + row * call.ids.num_places;
-  int32_t* out = call.ascending + row * call.capacity;
-  set.Clear();
-  for (int64_t place = 0; place < call.ids.num_places; ++place) {
-    if (set.IsId(ids[place])) set.Add(ids[place]);
-  }
-  int64_t num_listed = 0;
-  const int64_t num_words = IdSet::NumWords(call.max_ids);
-  for (int64_t place = 0; place < num_words && num_listed < call.capacity; ++place) {
-    for (uint64_t word = set.word(place); word != 0 && num_listed < call.capacity;
-         word &= word - 1) {
-      out[num_listed++] = static_cast<int32_t>(place * IdSet::kWordBits + __builtin_ctzll(word));
-    }
-  }
-  std::fill(out + num_listed, out + call.capacity, kHole);
+// Makes the set of one row's list, and reports what is wrong with it.
+void AddAll(const IdRows& rows, int64_t row, int32_t bound, const ListFaults& faults, IdSet* set) {
+  const int32_t* ids = rows.ids + row * rows.num_places;
+  uint32_t largest = 0;  // a negative ID is a large one
+  bool has_repeat = false, has_any = false;
+  set->Clear();
+  ForFilled(rows, row, [&](int64_t place) {
+    has_any = true;
+    largest = std::max(largest, static_cast<uint32_t>(ids[place]));
+    if (set->IsId(ids[place])) has_repeat |= !set->Add(ids[place]);
+  });
+  const auto limit = static_cast<uint32_t>(std::max(bound, 0));
+  const bool has_outside = has_any && largest >= limit;
+  faults.outside[row] = has_outside ? FirstOutside(rows, row, limit) : kHole;
+  faults.repeated[row] = has_repeat ? FirstRepeated(rows, row, set) : kHole;
+}
+
+void MarkRow(const MembersCall& call, int64_t row, IdSet set) {
+  AddAll(call.ids, row, call.bound[row], call.faults, &set);
+  AddAll(call.others, row, call.bound[row], call.other_faults, &set);
+  const int64_t start = row * call.ids.num_places;
+  const int32_t* ids = call.ids.ids + start;
+  std::fill_n(call.is_member + start, call.ids.num_places, uint8_t{0});
+  ForFilled(call.ids, row, [&](int64_t place) {
+    call.is_member[start + place] = set.IsId(ids[place]) && set.Has(ids[place]) ? 1 : 0;
+  });
 }
 
 int32_t* TakePlaces(int64_t num_places) {
   thread_local Scratch scratch;
   scratch.Reset(4 * num_places, 1);
   return scratch.Take<int32_t>(num_places);
+}
+
+// Lists a set ascending; writes up to kListSpare elements past what it counts.
+constexpr int64_t kListSpare = 2;
+int64_t ListIds(const IdSet& set, int64_t num_words, int64_t capacity, int32_t* listed) {
+  int64_t num_listed = 0;
+  for (int64_t place = 0; place < num_words && num_listed < capacity; ++place) {
+    uint64_t word = set.word(place);
+    const auto first = static_cast<int32_t>(place * IdSet::kWordBits);
+    const int64_t count = __builtin_popcountll(word);
+    int32_t* out = listed + num_listed;
+    num_listed += count;
+    for (int64_t i = 0; i < kListSpare; ++i, word &= word - 1) {  // few have more, none branches
+      out[i] = first + __builtin_ctzll(word | uint64_t{1} << 63);
+    }
+    for (int64_t i = kListSpare; i < count; ++i, word &= word - 1) {
+      out[i] = first + __builtin_ctzll(word);
+    }
+  }
+  return std::min(num_listed, capacity);
+}
+
+void SortRow(const AscendingCall& call, int64_t row, IdSet set, int32_t* listed) {
+  const int64_t start = row * call.ids.num_places;
+  const int32_t* ids = call.ids.ids + start;
+  const uint8_t* is_filled = call.ids.is_filled + start;
+  set.Clear();
+  if (call.max_ids > 0) {  // filled and other places alternate in no order
+    for (int64_t place = 0; place < call.ids.num_places; ++place) {
+      set.AddIf(is_filled[place] != 0, ids[place]);
+    }
+  }
+  const int64_t num_listed = ListIds(set, IdSet::NumWords(call.max_ids), call.capacity, listed);
+  int32_t* out = call.ascending + row * call.capacity;
+  std::copy_n(listed, num_listed, out);
+  std::fill(out + num_listed, out + call.capacity, kHole);
 }
 
 }  // namespace
@@ -77,22 +125,8 @@ void SortIds(const AscendingCall& call, const ParallelFor& parallel_for) {
   const int64_t row_elements = 4 * call.ids.num_places + IdSet::NumWords(call.max_ids);
   ForRows(call.num_rows, row_elements, parallel_for, [&](int64_t begin, int64_t end) {
     const IdSet set(TakeWords(call.max_ids), call.max_ids);
-    for (int64_t row = begin; row < end; ++row) SortRow(call, row, set);
-  });
-}
-
-void ListMasks(const MaskCall& call, const ParallelFor& parallel_for) {
-  const RankKernels kernels = SelectRankKernels(ChosenImpl());
-  ForRows(call.num_rows, call.max_ids, parallel_for, [&](int64_t begin, int64_t end) {
-    int32_t* places = TakePlaces(std::min(call.capacity, call.max_ids) + kRankSpare);
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t num_set =
-          kernels.list_set(call.is_set + row * call.max_ids, call.max_ids, call.capacity, places);
-      int32_t* out = call.ascending + row * call.capacity;
-      const int64_t num_listed = std::min(num_set, call.capacity);
-      std::copy_n(places, num_listed, out);
-      std::fill(out + num_listed, out + call.capacity, kHole);
-    }
+    int32_t* listed = TakePlaces(call.capacity + IdSet::kWordBits + kListSpare);
+    for (int64_t row = begin; row < end; ++row) SortRow(call, row, set, listed);
   });
 }
 

@@ -18,25 +18,30 @@ constexpr int64_t kSampledKeys = 4096;   // from here a sample pays
 constexpr int64_t kSampleKeys = 512;
 constexpr int64_t kSampleMargin = 32;  // about three standard deviations at the worst place
 constexpr int64_t kDigitBits = 8;
+constexpr int64_t kNumBuckets = 1 << kDigitBits;
 
 struct RowScratch {
-  uint32_t* keys;      // [num_blocks]
-  uint32_t* open;      // [num_blocks]
-  int32_t* blocks;     // [capacity of the row]
-  uint32_t* chosen;    // likewise
-  int32_t* rank;       // [kFewKeys]
-  uint64_t* pairs[2];  // [capacity of the row]
+  uint32_t* keys;              // [num_blocks]
+  uint32_t* open;              // [num_blocks]
+  int32_t* blocks;             // [capacity of the row]
+  uint32_t* chosen;            // likewise
+  int32_t* in_buckets_blocks;  // likewise
+  uint32_t* in_buckets;        // likewise
+  int32_t* rank;               // [kFewKeys]
+  uint64_t* pairs[2];          // [capacity of the row]
 };
 
 RowScratch TakeScratch(int64_t num_blocks, int64_t max_listed) {
   thread_local Scratch scratch;
   const int64_t keys = num_blocks + kRankSpare, listed = max_listed + kRankSpare;
-  scratch.Reset(4 * (2 * keys + 2 * listed + kFewKeys + kRankSpare) + 16 * listed, 7);
+  scratch.Reset(4 * (2 * keys + 4 * listed + kFewKeys + kRankSpare) + 16 * listed, 9);
   RowScratch taken;
   taken.keys = scratch.Take<uint32_t>(keys);
   taken.open = scratch.Take<uint32_t>(keys);
   taken.blocks = scratch.Take<int32_t>(listed);
   taken.chosen = scratch.Take<uint32_t>(listed);
+  taken.in_buckets_blocks = scratch.Take<int32_t>(listed);
+  taken.in_buckets = scratch.Take<uint32_t>(listed);
   taken.rank = scratch.Take<int32_t>(kFewKeys + kRankSpare);
   taken.pairs[0] = scratch.Take<uint64_t>(listed);
   taken.pairs[1] = scratch.Take<uint64_t>(listed);
@@ -142,20 +147,59 @@ const uint64_t* SortPairs(uint64_t* const pairs[2], int64_t num_pairs, uint32_t 
   return SortByDigits<4>(pairs, num_pairs);
 }
 
-// The chosen keys lie within [smallest, largest].
+// Keys with their blocks, ascending; of equal keys the earlier is better.
+struct Chosen {
+  const uint32_t* keys;
+  const int32_t* blocks;
+  int64_t count;
+};
+
+void WriteFew(const RankKernels& kernels, const Chosen& few, int32_t* rank, int32_t* out) {
+  kernels.rank_few(few.keys, few.count, rank);
+  for (int64_t i = 0; i < few.count; ++i) out[rank[i]] = few.blocks[i];
+}
+
+// The keys lie within [largest - most, largest].
+void WriteMany(const Chosen& many, uint64_t* const pairs[2], uint32_t largest, uint32_t most,
+               int32_t* out) {
+  for (int64_t i = 0; i < many.count; ++i) {
+    const uint64_t fall = largest - many.keys[i];
+    pairs[0][i] = fall << 32 | static_cast<uint32_t>(many.blocks[i]);
+  }
+  const uint64_t* sorted = SortPairs(pairs, many.count, most);
+  for (int64_t i = 0; i < many.count; ++i) out[i] = static_cast<int32_t>(sorted[i]);
+}
+
+// The chosen keys lie within [smallest, largest]. They are spread over buckets by their highest
+// bits; in most buckets there are few.
 void WriteByScore(const RankKernels& kernels, const RowScratch& scratch, int64_t num_chosen,
                   uint32_t smallest, uint32_t largest, int32_t* out) {
   if (num_chosen <= kFewKeys) {
-    kernels.rank_few(scratch.chosen, num_chosen, scratch.rank);
-    for (int64_t i = 0; i < num_chosen; ++i) out[scratch.rank[i]] = scratch.blocks[i];
-    return;
+    return WriteFew(kernels, {scratch.chosen, scratch.blocks, num_chosen}, scratch.rank, out);
   }
+  int shift = 0;
+  while ((largest - smallest) >> shift >= kNumBuckets) ++shift;
+  uint32_t ends[kNumBuckets + 1] = {};  // first where a bucket starts, at last where it ends
+  for (int64_t i = 0; i < num_chosen; ++i) ++ends[((largest - scratch.chosen[i]) >> shift) + 1];
+  for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) ends[bucket + 1] += ends[bucket];
   for (int64_t i = 0; i < num_chosen; ++i) {
-    const uint64_t fall = largest - scratch.chosen[i];
-    scratch.pairs[0][i] = fall << 32 | static_cast<uint32_t>(scratch.blocks[i]);
+    const uint32_t key = scratch.chosen[i];
+    const uint32_t place = ends[(largest - key) >> shift]++;
+    scratch.in_buckets[place] = key;
+    scratch.in_buckets_blocks[place] = scratch.blocks[i];
   }
-  const uint64_t* sorted = SortPairs(scratch.pairs, num_chosen, largest - smallest);
-  for (int64_t i = 0; i < num_chosen; ++i) out[i] = static_cast<int32_t>(sorted[i]);
+  uint32_t start = 0;
+  for (int64_t bucket = 0; bucket < kNumBuckets; start = ends[bucket++]) {
+    const Chosen inside{scratch.in_buckets + start, scratch.in_buckets_blocks + start,
+                        ends[bucket] - start};
+    if (inside.count == 0) continue;
+    if (inside.count <= kFewKeys) {
+      WriteFew(kernels, inside, scratch.rank, out + start);
+    } else {
+      const uint32_t largest_here = largest - (static_cast<uint32_t>(bucket) << shift);
+      WriteMany(inside, scratch.pairs, largest_here, (uint32_t{1} << shift) - 1, out + start);
+    }
+  }
 }
 
 // Writes the best blocks of [first, num_candidates); returns how many are listed.

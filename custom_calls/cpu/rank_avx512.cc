@@ -113,6 +113,52 @@ TARGET_AVX512 int64_t CountScores(const float* scores, int64_t num_scores, uint3
   return is_bad ? -1 : counts[0] + counts[1];
 }
 
+// Smallest and largest of all scores seen and of its part, as signed integers in the scores' order;
+// -0.0 lies just below 0.0 there.
+struct Extremes {
+  __m512i smallest, largest, worst_in, best_out;
+};
+
+TARGET_AVX512 inline void SplitVector(__m512i bits, __mmask16 lanes, __mmask16 is_in,
+                                      Extremes* seen) {
+  const __m512i magnitude = _mm512_set1_epi32(INT32_MAX);
+  // bits ^ (bits < 0 ? magnitude : 0), in one step
+  const __m512i key = _mm512_ternarylogic_epi32(bits, _mm512_srai_epi32(bits, 31), magnitude, 0x78);
+  const auto is_out = static_cast<__mmask16>(lanes & ~is_in);
+  seen->smallest = _mm512_mask_min_epi32(seen->smallest, lanes, seen->smallest, key);
+  seen->largest = _mm512_mask_max_epi32(seen->largest, lanes, seen->largest, key);
+  seen->worst_in = _mm512_mask_min_epi32(seen->worst_in, is_in, seen->worst_in, key);
+  seen->best_out = _mm512_mask_max_epi32(seen->best_out, is_out, seen->best_out, key);
+}
+
+// The key of a signed one.
+inline uint32_t UnsignedKey(int32_t key) {
+  return static_cast<uint32_t>(key == -1 ? 0 : key) ^ 0x80000000U;
+}
+
+TARGET_AVX512 bool SplitScores(const float* scores, int64_t num_scores, const uint64_t* is_in,
+                               uint32_t* worst_in, uint32_t* best_out) {
+  const __m512i most = _mm512_set1_epi32(INT32_MAX), least = _mm512_set1_epi32(INT32_MIN);
+  Extremes seen{most, least, most, least};
+  int64_t i = 0;
+  for (; i + kLanes <= num_scores; i += kLanes) {
+    const auto marked = static_cast<__mmask16>(is_in[i / 64] >> (i % 64));
+    SplitVector(_mm512_loadu_si512(scores + i), 0xFFFF, marked, &seen);
+  }
+  if (i < num_scores) {
+    const __mmask16 lanes = Lanes(num_scores - i);
+    const auto marked = static_cast<__mmask16>(lanes & (is_in[i / 64] >> (i % 64)));
+    SplitVector(_mm512_maskz_loadu_epi32(lanes, scores + i), lanes, marked, &seen);
+  }
+  const int32_t worst = _mm512_reduce_min_epi32(seen.worst_in);
+  const int32_t best = _mm512_reduce_max_epi32(seen.best_out);
+  if (worst != INT32_MAX) *worst_in = std::min(*worst_in, UnsignedKey(worst));
+  if (best != INT32_MIN) *best_out = std::max(*best_out, UnsignedKey(best));
+  constexpr int32_t kInfinity = 0x7F800000;
+  return _mm512_reduce_max_epi32(seen.largest) < kInfinity &&
+         _mm512_reduce_min_epi32(seen.smallest) > ~kInfinity;
+}
+
 TARGET_AVX512 int64_t KeepWithin(const uint32_t* keys, int64_t num_keys, uint32_t low,
                                  uint32_t high, uint32_t* kept) {
   const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(low));
@@ -250,7 +296,8 @@ TARGET_AVX512 int64_t ListSet(const uint8_t* bytes, int64_t num_bytes, int64_t c
 }  // namespace
 
 RankKernels RankKernelsOf() {
-  return {MakeKeys, CountAtLeast, CountScores, KeepWithin, ListChosen, RankFew, ListSet};
+  return {MakeKeys,   CountAtLeast, CountScores, SplitScores,
+          KeepWithin, ListChosen,   RankFew,     ListSet};
 }
 
 }  // namespace blockcompact::avx512

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "blockcompact/rank_kernels.h"
 #include "row_tasks.h"
 #include "scratch.h"
 
@@ -156,6 +157,41 @@ void MarkIds(const MarkCall& call, const ParallelFor& parallel_for) {
           [&](int64_t begin, int64_t end) {
             for (int64_t task = begin; task < end; ++task) {
               MarkOwner(call, task / call.num_owners, task % call.num_owners);
+            }
+          });
+}
+
+void ListFree(const FreeCall& call, const ParallelFor& parallel_for) {
+  const RankKernels kernels = SelectRankKernels(ChosenImpl());
+  const int64_t num_blocks = call.num_blocks;
+  ForRows(call.num_batches * call.num_owners, call.num_kinds * num_blocks, parallel_for,
+          [&](int64_t begin, int64_t end) {
+            thread_local Scratch scratch;
+            scratch.Reset(9 * num_blocks + 4 * kRankSpare, 3);
+            auto* is_free = scratch.Take<uint8_t>(num_blocks);
+            auto* counts = scratch.Take<int32_t>(num_blocks);
+            auto* places = scratch.Take<int32_t>(num_blocks + kRankSpare);
+            for (int64_t task = begin; task < end; ++task) {
+              const int64_t batch = task / call.num_owners, owner = task % call.num_owners;
+              std::fill_n(counts, num_blocks, 0);
+              for (int64_t kind = 0; kind < call.num_kinds; ++kind) {
+                const int32_t* of_kind =
+                    call.references +
+                    ((batch * call.num_kinds + kind) * call.num_owners + owner) * num_blocks;
+                for (int64_t block = 0; block < num_blocks; ++block)
+                  counts[block] |= of_kind[block];
+              }
+              int32_t num_free = 0;
+              for (int64_t block = 0; block < num_blocks; ++block) {
+                is_free[block] = counts[block] == 0 ? 1 : 0;
+                num_free += counts[block] == 0 ? 1 : 0;
+              }
+              call.num_free[task] = num_free;
+              const int64_t num_listed = std::min<int64_t>(num_free, call.capacity);
+              kernels.list_set(is_free, num_blocks, num_listed, places);
+              int32_t* out = call.blocks + task * call.capacity;
+              std::copy_n(places, num_listed, out);
+              std::fill(out + num_listed, out + call.capacity, kHole);
             }
           });
 }

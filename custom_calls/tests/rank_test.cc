@@ -110,33 +110,35 @@ void TestRank(int64_t num_rows, int64_t num_blocks, int64_t count, bool has_ties
 }
 
 void TestLists() {
-  const std::vector<int32_t> ids = {5, -1, 99, 5, 0, 70}, others = {70, 7, 70, 100};
+  const std::vector<int32_t> ids = {5, -1, 99, 5, 0, 70, 7}, others = {70, 7, 70, 100};
+  const std::vector<uint8_t> is_filled = {1, 0, 1, 1, 1, 1, 0}, is_other_filled = {1, 0, 1, 1};
   std::vector<uint8_t> is_member(ids.size());
-  int32_t repeated_id = 0, repeated_other = 0;
+  int32_t repeated = 0, outside = 0, repeated_other = 0, outside_other = 0;
+  const int32_t bound = 99;
   MembersCall members;
-  members.ids = {ids.data(), static_cast<int64_t>(ids.size())};
-  members.others = {others.data(), static_cast<int64_t>(others.size())};
+  members.ids = {ids.data(), is_filled.data(), static_cast<int64_t>(ids.size())};
+  members.others = {others.data(), is_other_filled.data(), static_cast<int64_t>(others.size())};
   members.num_rows = 1;
+  members.bound = &bound;
   members.max_ids = 100;
   members.is_member = is_member.data();
-  members.repeated_id = &repeated_id;
-  members.repeated_other = &repeated_other;
+  members.faults = {&repeated, &outside};
+  members.other_faults = {&repeated_other, &outside_other};
   FindMembers(members, SerialFor);
-  CHECK((is_member == std::vector<uint8_t>{0, 0, 0, 0, 0, 1}), "members");
-  CHECK(repeated_id == 0 && repeated_other == 0, "repeats");
+  CHECK((is_member == std::vector<uint8_t>{0, 0, 0, 0, 0, 1, 0}), "members");
+  CHECK(repeated == 0 && repeated_other == 0, "repeats");
+  CHECK(outside == 2 && outside_other == 3, "outside");
   std::vector<int32_t> ascending(6);
   SortIds({members.ids, 1, 100, 6, ascending.data()}, SerialFor);
   CHECK((ascending == std::vector<int32_t>{0, 5, 70, 99, kHole, kHole}), "ascending");
   for (Impl impl : AvailableImpls()) {
     ForceImpl(ImplName(impl));
-    const std::vector<uint8_t> is_set = RandomBytes(333, 5);
-    std::vector<int32_t> expected, listed(40);
-    for (size_t i = 0; i < is_set.size(); ++i) {
-      if (is_set[i] != 0) expected.push_back(static_cast<int32_t>(i));
-    }
-    expected.resize(listed.size());
-    ListMasks({is_set.data(), 1, 333, 40, listed.data()}, SerialFor);
-    CHECK(listed == expected, "%s: mask", ImplName(impl));
+    const std::vector<int32_t> references = {0, 1, 0, 0, 0, 0, 0, 0,   // one kind, two owners
+                                             0, 0, 0, 2, 3, 0, 0, 0};  // another kind
+    std::vector<int32_t> free(6), num_free(2);
+    ListFree({references.data(), 1, 2, 2, 4, 3, free.data(), num_free.data()}, OnTwoThreads);
+    CHECK((free == std::vector<int32_t>{0, 2, kHole, 1, 2, 3}), "%s: free", ImplName(impl));
+    CHECK((num_free == std::vector<int32_t>{2, 3}), "%s: free", ImplName(impl));
     const std::vector<uint8_t> is_kept = {0, 1, 1, 0, 1, 0};
     std::vector<int32_t> places(6), first(6), second(6);
     KeepPlaces({is_kept.data(), ids.data(), ascending.data(), 1, 6, places.data(), first.data(),

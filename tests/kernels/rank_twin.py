@@ -25,22 +25,48 @@ def rank(scores, count, num_candidates, num_sinks, capacity):
     return padded(lists, capacity), np.asarray(bad, np.int32)
 
 
-def find_members(ids, others, max_ids):
-    def first_repeat(row):
-        row = row.tolist()
-        for place, value in enumerate(row):
-            if 0 <= value < max_ids and value in row[place + 1 :]:
-                return place
-        return -1
+def find_members(ids, is_filled, others, is_other_filled, bound, max_ids):  # noqa: PLR0917
+    """Lists of (place, ID) at filled places, compared in pairs."""
 
-    has = [
-        [0 <= value < max_ids and value in other for value in row.tolist()]
-        for row, other in zip(ids, (set(row.tolist()) for row in others), strict=True)
+    def filled(rows, mask):
+        return [
+            [(place, value) for place, value in enumerate(row.tolist()) if mask_row[place]]
+            for row, mask_row in zip(rows, mask, strict=True)
+        ]
+
+    def first(row, is_faulty):
+        return next((place for place, value in row if is_faulty(place, value)), -1)
+
+    def repeats(row):
+        return lambda place, value: (
+            0 <= value < max_ids and any(v == value and p > place for p, v in row)
+        )
+
+    def is_outside(_, value):
+        return not 0 <= value < bound
+
+    has = np.zeros(ids.shape, bool)
+    mine, theirs = filled(ids, is_filled), filled(others, is_other_filled)
+    for row, (listed, other) in enumerate(zip(mine, theirs, strict=True)):
+        known = {value for _, value in other}
+        for place, value in listed:
+            has[row, place] = 0 <= value < max_ids and value in known
+    lists = (mine, theirs)
+    repeated = [[first(row, repeats(row)) for row in rows] for rows in lists]
+    outside = [[first(row, is_outside) for row in rows] for rows in lists]
+    return has, *(np.asarray(places, np.int32) for places in (*repeated, *outside))
+
+
+def sort_ids(ids, is_filled, max_ids, capacity):
+    kept = [
+        sorted(v for v in row[mask].tolist() if 0 <= v < max_ids)[:capacity]
+        for row, mask in zip(ids, is_filled, strict=True)
     ]
-    repeats = [np.asarray([first_repeat(row) for row in rows], np.int32) for rows in (ids, others)]
-    return np.asarray(has, bool), *repeats
-
-
-def sort_ids(ids, max_ids, capacity):
-    kept = [sorted(v for v in row.tolist() if 0 <= v < max_ids)[:capacity] for row in ids]
     return padded(kept, capacity)
+
+
+def list_free(references, capacity):
+    is_free = (references == 0).all(0)
+    free = [np.flatnonzero(row).tolist() for row in is_free]
+    counts = np.asarray([len(row) for row in free], np.int32)
+    return padded([row[:capacity] for row in free], capacity), counts

@@ -49,8 +49,21 @@ def everywhere(scores, listed, num_listed, num_candidates, num_sinks):
     said = {bool(checker(PURE_OPERATIONS, num_sinks)(*arguments))}
     native = checker(NATIVE, num_sinks)
     said |= {bool(got) for _, got in each_native(lambda: native(*arguments))}
+    said |= {got for _, got in each_native(lambda: on_host(*arguments, num_sinks))}
     assert len(said) == 1, said
     return said.pop()
+
+
+def on_host(scores, listed, num_listed, num_candidates, num_sinks):
+    """The same call without XLA, on NumPy's memory."""
+    return NATIVE.are_best_on_host(
+        scores,
+        listed,
+        num_listed,
+        num_wanted=np.array(num_listed),
+        num_candidates=int(num_candidates),
+        num_sinks=num_sinks,
+    )
 
 
 def listed_best(scores, count, num_candidates, num_sinks, rng):
@@ -173,3 +186,44 @@ def test_wrong_operands_are_refused_by_name():
         NATIVE.are_best(
             scores, listed, np.zeros(2, np.int64), num_candidates=np.int32(3), num_sinks=0
         )
+
+
+def test_SEL_3_on_the_host_arrays_of_jax_are_read_where_they_lie():
+    """SEL-3: results that are still being computed are waited for; many rows, many threads."""
+    rng = np.random.default_rng(5)
+    scores = draw_scores(rng, "normal", (8, 20000))
+    count = np.full(8, 50, np.int32)
+    listed = listed_best(scores, count, 20000, 1, rng)
+    arrays = [jax.numpy.asarray(array) for array in (scores, listed, count)]
+    doubled = jax.jit(lambda scores: scores * 2)(arrays[0])
+    assert on_host(doubled, *arrays[1:], 20000, 1)
+    assert not on_host(-doubled, *arrays[1:], 20000, 1)
+    assert not on_host(*arrays, 19999 - int(np.argmax(scores[0, ::-1])), 1)
+
+
+def test_SEL_5_on_the_host_other_counts_than_wanted_are_not_the_best():
+    """SEL-5: three blocks are not the best four."""
+    scores = np.arange(8, dtype=np.float32)[None]
+    listed, count = np.int32([[7, 6, 5, 4]]), np.int32([3])
+    facts = {"num_candidates": 8, "num_sinks": 0}
+    for wanted, expected in ((3, True), (4, False)):
+        got = NATIVE.are_best_on_host(scores, listed, count, num_wanted=np.int32([wanted]), **facts)
+        assert got == expected
+
+
+@pytest.mark.parametrize("name", ["scores", "listed", "num_listed", "num_wanted"])
+def test_on_the_host_a_wrong_array_is_refused_by_name(name):
+    """Nothing is cast or copied: the dtype, the axes and dense rows are asked for."""
+    right = {
+        "scores": np.zeros((2, 8), np.float32),
+        "listed": np.zeros((2, 4), np.int32),
+        "num_listed": np.ones(2, np.int32),
+        "num_wanted": np.ones(2, np.int32),
+    }
+    array = right[name]
+    for wrong in (array.astype(np.float64), array[None], np.repeat(array, 2, axis=-1)[..., ::2]):
+        with pytest.raises(ValueError, match=f"`{name}` has the wrong dtype or shape"):
+            NATIVE.are_best_on_host(**(right | {name: wrong}), num_candidates=8, num_sinks=0)
+    more = np.concatenate([array, array])
+    with pytest.raises(ValueError, match="differ in rows"):
+        NATIVE.are_best_on_host(**(right | {name: more}), num_candidates=8, num_sinks=0)

@@ -42,10 +42,10 @@ def ranker(operations, num_sinks, capacity):
 
 @functools.cache
 def lister(operations, max_ids, capacity):
-    def run(ids, others, distinct, mask):
-        members = operations.find_members(ids, others, max_ids=max_ids)
-        ascending = operations.sort_ids(distinct, max_ids=max_ids, capacity=capacity)
-        return members, ascending, operations.list_mask(mask, capacity=capacity)
+    def run(lists, bound, distinct, is_taken, references):
+        members = operations.find_members(*lists, bound=bound, max_ids=max_ids)
+        ascending = operations.sort_ids(distinct, is_taken, max_ids=max_ids, capacity=capacity)
+        return members, ascending, operations.list_free(references, capacity=capacity)
 
     return jax.jit(run)
 
@@ -134,7 +134,7 @@ def test_SEL_3_ascending_without_the_excluded(has_excluded, seed, kind):
 @pytest.mark.parametrize("size", [(1, 1), (40, 7), (64, 64), (65, 200), (1000, 300)])
 @given(seed=st.integers(0, 2**31 - 1))
 def test_DIF_7_lists_and_masks_equal_the_twin(size, seed):
-    """DIF-2, DIF-7: membership, first repeat, ascending order; each implementation."""
+    """DIF-2, DIF-7: membership, first faults, ascending order, free ones; each implementation."""
     max_ids, capacity = size
     rng = np.random.default_rng(seed)
     low = -2 if seed % 2 else 0
@@ -145,13 +145,19 @@ def test_DIF_7_lists_and_masks_equal_the_twin(size, seed):
         ids = ids.astype(np.int32)
     distinct = np.stack([rng.permutation(max_ids + 2) - 1 for _ in range(3)])
     distinct = distinct[:, : max(max_ids // 2, 1)].astype(np.int32)
-    mask = rng.random((3, max_ids)) < rng.random()
-    expected = (
-        twin.find_members(ids, others, max_ids),
-        twin.sort_ids(distinct, max_ids, capacity),
-        twin.padded([np.flatnonzero(row)[:capacity].tolist() for row in mask], capacity),
+    filled, others_filled, taken = (
+        rng.random(array.shape) < rng.choice([0.5, 1.0]) for array in (ids, others, distinct)
     )
-    arguments = (ids, others, distinct, mask)
+    lists = (ids, filled, others, others_filled)
+    references = rng.integers(0, 3, (2, 3, max_ids)) * (rng.random((2, 3, max_ids)) < rng.random())
+    references = references.astype(np.int32)
+    bound = np.int32(rng.integers(0, max_ids + 1))
+    expected = (
+        twin.find_members(*lists, bound, max_ids),
+        twin.sort_ids(distinct, taken, max_ids, capacity),
+        twin.list_free(references, capacity),
+    )
+    arguments = (lists, bound, distinct, taken, references)
     assert_same(lister(PURE_OPERATIONS, max_ids, capacity)(*arguments), expected, "pure")
     native = lister(NATIVE, max_ids, capacity)
     for impl, got in each_native(lambda: native(*arguments)):
@@ -174,11 +180,19 @@ def test_empty_shapes_list_nothing(operations):
         assert (np.asarray(got.first_non_finite) == -1).all()
     none = np.zeros((2, 0), np.int32)
     some = np.array([[3, 3], [1, 2]], np.int32)
-    members = operations.find_members(none, some, max_ids=4)
+    lists = (none, none.astype(bool), some, np.ones(some.shape, bool))
+    members = operations.find_members(*lists, bound=3, max_ids=4)
     assert members.is_member.shape == (2, 0)
     assert np.asarray(members.repeated_other).tolist() == [0, -1]
-    assert np.asarray(operations.sort_ids(none, max_ids=4, capacity=2)).tolist() == [[-1, -1]] * 2
-    assert operations.list_mask(np.ones((2, 3), bool), capacity=0).shape == (2, 0)
+    assert np.asarray(members.outside_id).tolist() == [-1, -1]
+    assert np.asarray(members.outside_other).tolist() == [0, -1]
+    ascending = operations.sort_ids(none, none.astype(bool), max_ids=4, capacity=2)
+    assert np.asarray(ascending).tolist() == [[-1, -1]] * 2
+    for num_owners, num_blocks, capacity in ((2, 3, 0), (2, 0, 2), (0, 3, 2)):
+        references = np.zeros((3, num_owners, num_blocks), np.int32)
+        free = operations.list_free(references, capacity=capacity)
+        assert free.blocks.shape == (num_owners, capacity)
+        assert np.asarray(free.num_free).tolist() == [num_blocks] * num_owners
 
 
 def large_case():
@@ -256,7 +270,14 @@ def test_wrong_operands_are_refused_by_name():
             is_excluded=np.zeros((2, 2), bool),
         )
     with pytest.raises(ValueError, match="`others` is int64"):
-        NATIVE.find_members(np.zeros((1, 2), np.int32), np.zeros((1, 2), np.int64), max_ids=3)
+        NATIVE.find_members(
+            np.zeros((1, 2), np.int32),
+            np.ones((1, 2), bool),
+            np.zeros((1, 2), np.int64),
+            np.ones((1, 2), bool),
+            bound=3,
+            max_ids=3,
+        )
 
 
 def test_operations_are_static_arguments():

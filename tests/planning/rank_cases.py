@@ -169,7 +169,14 @@ def native_operands_may_vary_over_some_axes_only():
     others = rng.integers(0, 50, (3, 30)).astype(np.int32)
 
     def run(mine, shared):
-        found = native_operations.find_members(mine[0], shared, max_ids=50)
+        found = native_operations.find_members(
+            mine[0],
+            np.ones(mine[0].shape, bool),
+            shared,
+            np.ones(shared.shape, bool),
+            bound=50,
+            max_ids=50,
+        )
         return found.is_member[None]
 
     native_operations = cases.KINDS["shared, native"].operations

@@ -12,14 +12,36 @@ import pytest
 import blockcompact_jax
 
 PACKAGE = Path(blockcompact_jax.__file__).parent
-STAGES = ["scores", "selection", "residency", "diff", "upload", "ownership", "retention"]
-SHARED = {"ids", "geometry", "errors", "masks", "mesh_axes", "operations", "ranking", "typed_jit"}
+STAGES = [
+    "scores",
+    "selection_policy",
+    "selection",
+    "residency",
+    "diff",
+    "upload",
+    "ownership",
+    "retention",
+]
+SHARED = {
+    "ids",
+    "geometry",
+    "errors",
+    "checks",
+    "masks",
+    "mesh_axes",
+    "operations",
+    "operation_types",
+    "ranking",
+    "shared_results",
+    "typed_jit",
+}
 PLANNING = [
     *STAGES,
     *sorted(SHARED),
     "pins",
     "step_types",
     "commit",
+    "zero_delta",
     "step",
     "speculation",
     "metrics",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from blockcompact_jax import zero_delta
 from blockcompact_jax.errors import CompactionError, ResultCode
 from blockcompact_jax.geometry import TableSupport
 from blockcompact_jax.kernels import NativeOperations
@@ -18,7 +19,8 @@ from blockcompact_jax.residency import publish_selection
 from blockcompact_jax.retention import RetentionPolicy
 from blockcompact_jax.scores import HeadReduction, reduce_heads
 from blockcompact_jax.selection import LayerBudget, SelectionPolicy, SmallBudget
-from blockcompact_jax.step import StepPolicy, commit_step, find_zero_delta, plan_step
+from blockcompact_jax.step import StepPolicy, commit_step, plan_step
+from blockcompact_jax.zero_delta import find_zero_delta
 
 from . import builders as b
 from . import step_cases as cases
@@ -52,17 +54,29 @@ def step_policy(selection, operations=PURE_OPERATIONS):
 
 
 def is_zero(scores, num_candidates, helds, budget, policy):
+    """What the check says of concrete arrays, and as part of a trace."""
     residency = b.residency(helds, max_slots=cases.MAX_SLOTS, selection_revision=6)
-    found = find_zero_delta(
-        scores,
-        np.int32(num_candidates),
-        residency,
-        budget_blocks=np.int32(budget),
-        geometry=GEOMETRY,
-        policy=policy,
-    )
-    assert int(found.selection_revision) == 7
+    arguments = (scores, np.int32(num_candidates), residency, np.int32(budget))
+    found, traced = checker(policy)(*arguments), jax.jit(checker(policy))(*arguments)
+    for one in (found, traced):
+        assert int(one.selection_revision) == 7
+        assert bool(one.is_zero) == bool(found.is_zero)
     return bool(found.is_zero)
+
+
+@functools.cache
+def checker(policy):
+    def check(scores, num_candidates, residency, budget):
+        return find_zero_delta(
+            scores,
+            num_candidates,
+            residency,
+            budget_blocks=budget,
+            geometry=GEOMETRY,
+            policy=policy,
+        )
+
+    return check
 
 
 def twin_wants(scores, num_candidates, budget, selection):
@@ -307,6 +321,21 @@ def test_DIF_7_a_residency_of_another_shape_is_refused():
         find_zero_delta(scores, 20, fewer, **facts)
     with pytest.raises(CompactionError, match=r"`scores` has shape \(2, 24\)"):
         find_zero_delta(scores[:2], 20, residency, **facts)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_DIF_6_on_the_host_nothing_is_traced(name):
+    """DIF-6: native checks of concrete arrays compile nothing, unless the policy looks wider."""
+    selection = SELECTIONS[name]
+    policy = step_policy(dataclasses.replace(selection, max_tail=1), NativeOperations())
+    scores = np.zeros((GEOMETRY.num_rows, MAX_BLOCKS), np.float32)
+    residency = b.residency([[0, 1, 2, 3]] * GEOMETRY.num_rows, max_slots=8)
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        patch.setattr(zero_delta, "_find_zero_delta", lambda *a, **k: calls.append(1))
+        checker(policy)(scores, np.int32(20), residency, np.int32(4))
+        checker(policy)(*jax.tree.map(jax.numpy.asarray, (scores, 20, residency, 4)))
+    assert len(calls) == (0 if selection.is_by_score_alone else 2)
 
 
 def test_SEL_3_new_values_do_not_retrace_the_check():

@@ -1,6 +1,7 @@
 """The composed step, driven over a simulated pool of bytes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -360,7 +361,8 @@ def test_SEL_3_new_values_do_not_retrace(monkeypatch):
     # The counter counts: another static capacity is traced, though not compiled.
     other = dataclasses.replace(kind.policy, max_upload=11)
     arguments = cases.inputs(cases.make(0, kind), kind)
-    plan_step.trace(*arguments[:4], budget_blocks=arguments[4], geometry=GEOMETRY, policy=other)
+    replan = functools.partial(plan_step, geometry=GEOMETRY, policy=other)
+    jax.eval_shape(replan, *arguments[:4], budget_blocks=arguments[4])
     assert traced[before:] == ["select"]
 
 

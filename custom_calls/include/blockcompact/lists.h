@@ -9,18 +9,26 @@
 namespace blockcompact {
 
 struct IdRows {
-  const int32_t* ids = nullptr;  // [num_rows, num_places]; outside [0, max_ids): no ID
+  const int32_t* ids = nullptr;        // [num_rows, num_places]; outside [0, max_ids): no ID
+  const uint8_t* is_filled = nullptr;  // [num_rows, num_places]: places that count
   int64_t num_places = 0;
+};
+
+// What is wrong with lists, [num_rows]: the first filled place of its kind, or kHole.
+struct ListFaults {
+  int32_t* repeated = nullptr;  // its ID comes again
+  int32_t* outside = nullptr;   // its ID is not in [0, bound)
 };
 
 struct MembersCall {
   IdRows ids;
   IdRows others;
   int64_t num_rows = 0;
+  const int32_t* bound = nullptr;  // [num_rows]
   int64_t max_ids = 0;
-  uint8_t* is_member = nullptr;       // [num_rows, places of ids]: whether `others` has it
-  int32_t* repeated_id = nullptr;     // [num_rows]: first place whose ID comes again, or kHole
-  int32_t* repeated_other = nullptr;  // likewise of `others`
+  uint8_t* is_member = nullptr;  // [num_rows, places of ids]: whether `others` has it
+  ListFaults faults;
+  ListFaults other_faults;
 };
 
 void FindMembers(const MembersCall& call, const ParallelFor& parallel_for);
@@ -34,16 +42,6 @@ struct AscendingCall {
 };
 
 void SortIds(const AscendingCall& call, const ParallelFor& parallel_for);
-
-struct MaskCall {
-  const uint8_t* is_set = nullptr;  // [num_rows, max_ids]
-  int64_t num_rows = 0;
-  int64_t max_ids = 0;
-  int64_t capacity = 0;
-  int32_t* ascending = nullptr;  // [num_rows, capacity], cut or kHole padded
-};
-
-void ListMasks(const MaskCall& call, const ParallelFor& parallel_for);
 
 // Two columns of equal lists, cut to the places that are kept.
 struct KeepCall {

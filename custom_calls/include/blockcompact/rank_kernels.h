@@ -37,6 +37,10 @@ struct RankKernels {
   int64_t (*count_at_least)(const uint32_t* keys, int64_t num_keys, uint32_t threshold);
   // How many scores have a key of `threshold` or more; -1 where any score is NaN or infinite.
   int64_t (*count_scores)(const float* scores, int64_t num_scores, uint32_t threshold);
+  // Lowers *worst_in to the smallest key of the marked scores and raises *best_out to the largest
+  // of the others; bit i of `is_in` marks score i. False where any score is NaN or infinite.
+  bool (*split_scores)(const float* scores, int64_t num_scores, const uint64_t* is_in,
+                       uint32_t* worst_in, uint32_t* best_out);
   // Copies the keys within [low, high] in their order; returns how many.
   int64_t (*keep_within)(const uint32_t* keys, int64_t num_keys, uint32_t low, uint32_t high,
                          uint32_t* kept);

@@ -23,6 +23,20 @@ struct MarkCall {
 
 void MarkIds(const MarkCall& call, const ParallelFor& parallel_for);
 
+// Dense batches of counts. A block is free where no kind counts a reference.
+struct FreeCall {
+  const int32_t* references = nullptr;  // [batch, kind, owner, block]
+  int64_t num_batches = 0;
+  int64_t num_kinds = 0;
+  int64_t num_owners = 0;
+  int64_t num_blocks = 0;
+  int64_t capacity = 0;
+  int32_t* blocks = nullptr;    // [batch, owner, capacity]: free ones ascending, kHole padded
+  int32_t* num_free = nullptr;  // [batch, owner]
+};
+
+void ListFree(const FreeCall& call, const ParallelFor& parallel_for);
+
 // What is refused, in this order; the first faulty block of each is reported.
 enum class ReferenceCheck : int32_t {
   kOutOfRange = 0,  // a landed ID other than kHole outside the pool

@@ -1,0 +1,145 @@
+"""Whether a step changes nothing but the selection revision, known before it is planned."""
+
+# pyright: reportUnknownMemberType=false
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool
+
+from .geometry import ModelGeometry
+from .ids import AnyArray
+from .operation_types import HostOperations
+from .residency import Residency, check_fits_geometry
+from .scores import reduce_heads
+from .selection import is_selected, is_selected_on_host
+from .step_types import StepPolicy, ZeroDelta
+from .typed_jit import typed_jit
+
+
+def scores_to_rank(
+    scores: AnyArray, residency: Residency, policy: StepPolicy
+) -> tuple[AnyArray, Bool[Array, "row max_blocks"] | None]:
+    """Returns one score per row and block, and which are resident where the policy asks for it."""
+    if scores.ndim > 2:
+        scores = reduce_heads(scores, head_reduction=policy.selection.head_reduction)
+    if policy.selection.resident_margin == 0.0:
+        return scores, None
+    num_rows, max_blocks = scores.shape
+    is_resident = policy.operations.mark_ids(
+        residency.logical_by_slot,
+        residency.num_valid,
+        np.arange(num_rows, dtype=np.int32),
+        num_owners=num_rows,
+        max_ids=max_blocks,
+    )
+    return scores, is_resident
+
+
+def find_zero_delta(
+    scores: AnyArray,
+    num_candidate_blocks: AnyArray | int,
+    residency: Residency,
+    *,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: StepPolicy,
+) -> ZeroDelta:
+    """Tells whether a step would change nothing but the selection revision, before planning it.
+
+    It holds exactly where what is wanted is what is held, in every layer: then `plan_step` uploads
+    nothing, and a commit drops nothing. Reading the scores once answers it, and no plan is made:
+
+        zero = find_zero_delta(scores, ...)
+        if zero.is_zero:
+            residency = publish_selection(residency, zero.selection_revision)
+        else:
+            plan, reserving = plan_step(scores, ...)
+
+    Under jit, `lax.cond` chooses in place of `if`. Called with arrays in a CPU's memory and
+    operations that check on the host (`HostOperations`, such as `kernels.NativeOperations`), it
+    dispatches nothing, and gives NumPy scalars.
+
+    Where a stage would refuse its input, nothing is zero: `plan_step` says why. A step that uploads
+    nothing but drops blocks is not zero either, nor one that keeps unwanted blocks because
+    retention is not due.
+
+    Args:
+        scores: As in `plan_step`. Scores per head are reduced here and once more when planning;
+            give both calls the result of `reduce_heads` to do it once.
+        num_candidate_blocks: As in `plan_step`.
+        residency: What is resident now.
+        budget_blocks: As in `plan_step`.
+        geometry: Static facts.
+        policy: Static choices.
+
+    Raises:
+        CompactionError: If the shape or dtype of `scores`, a block size or a row count is wrong
+            (at trace time).
+    """
+    check_fits_geometry(residency, geometry)
+    held, num_held = residency.logical_by_slot, residency.num_valid
+    revision = residency.revisions.selection_revision
+    scalars = (num_candidate_blocks, budget_blocks, revision)
+    is_on_host = (
+        hasattr(policy.operations, "are_best_on_host")
+        and policy.selection.is_by_score_alone
+        and scores.ndim == 2
+        and not any(isinstance(value, jax.core.Tracer) for value in scalars)
+        and all(map(_is_on_host, (scores, held, num_held)))
+    )
+    static: dict[str, Any] = {"budget_blocks": budget_blocks, "geometry": geometry}
+    if not is_on_host:
+        return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
+    is_zero = is_selected_on_host(
+        scores,
+        num_candidate_blocks,
+        held,
+        num_held,
+        policy=policy.selection,
+        operations=cast(HostOperations, policy.operations),
+        **static,
+    )
+    return ZeroDelta(
+        is_zero=cast(Array, np.bool_(is_zero)),
+        selection_revision=cast(Array, np.int32(revision) + np.int32(1)),
+    )
+
+
+def _is_on_host(array: AnyArray) -> bool:
+    """Returns whether an array's values are known now, in memory of one CPU device."""
+    if isinstance(array, np.ndarray):
+        return True
+    if isinstance(array, jax.core.Tracer):
+        return False
+    devices = array.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+@typed_jit(static_argnames=("geometry", "policy"))
+def _find_zero_delta(
+    scores: AnyArray,
+    num_candidate_blocks: AnyArray | int,
+    residency: Residency,
+    *,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: StepPolicy,
+) -> ZeroDelta:
+    scores, is_resident = scores_to_rank(scores, residency, policy)
+    is_zero = is_selected(
+        scores,
+        num_candidate_blocks,
+        residency.logical_by_slot,
+        residency.num_valid,
+        budget_blocks=budget_blocks,
+        geometry=geometry,
+        policy=policy.selection,
+        is_resident=is_resident,
+        operations=policy.operations,
+    )
+    revision = jnp.asarray(residency.revisions.selection_revision, jnp.int32) + 1
+    return ZeroDelta(is_zero=is_zero, selection_revision=revision)
