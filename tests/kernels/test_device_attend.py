@@ -152,8 +152,10 @@ def test_UPL_4_blocks_that_an_upload_writes_are_not_attended(sequence, segment, 
         assert attend(sequence, [given])[0] == (KernelCode.OPEN_TRANSFER, 1)
         device.hold(False)
         event.wait()
-        assert attend(sequence, [given])[0] == (KernelCode.OK, -1)
+        status, *results = attend(sequence, [given])
+        assert status == (KernelCode.OK, -1)
         device.run_all()
+        assert np.isfinite(results[2]).all()  # held until here: the device writes into them
 
 
 @pytest.mark.parametrize("sequence", [F32], indirect=True)
