@@ -256,7 +256,7 @@ class RegisteredPool:
         Raises:
             PoolClosedError: Where the pool is closed.
             ValueError: For a pool of a device, one that is pinned, and without a CUDA component.
-            RuntimeError: Where the system refuses to pin the memory.
+            RuntimeError: Where the system refuses, e.g. as a page of the memory is pinned already.
         """
         if not load_native().pin_pool(self.pool_id):
             raise PoolClosedError(f"pool {self.pool_id} is closed; register the memory again")

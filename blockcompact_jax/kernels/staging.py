@@ -1,5 +1,6 @@
 """Host buffers that packed rows are staged in, not reused before what reads them is done."""
 
+import mmap
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,7 +58,9 @@ class StagingBuffer:
         """
         shape = (num_layers, num_blocks, num_kv_heads, 2 * block_tokens, head_dim)
         self.name = name
-        self._rows = _aligned_zeros(shape, np.dtype(dtype))
+        # Pages are pinned as wholes: none may be another's too.
+        alignment_bytes = mmap.PAGESIZE if is_pinned else _ALIGNMENT_BYTES
+        self._rows = _aligned_zeros(shape, np.dtype(dtype), alignment_bytes)
         self.pool = RegisteredPool.register_packed(
             self._rows.ctypes.data,
             layout=layout,
@@ -124,8 +127,11 @@ class StagingBuffer:
             self.close()
 
 
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _aligned_zeros(
+    shape: tuple[int, ...], dtype: np.dtype[Any], alignment_bytes: int
+) -> NDArray[Any]:
+    """Zeros that share no piece of `alignment_bytes` with anything else."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.zeros(num_bytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT_BYTES
+    memory = np.zeros(num_bytes + 2 * alignment_bytes, np.uint8)
+    start = -memory.ctypes.data % alignment_bytes
     return memory[start : start + num_bytes].view(dtype).reshape(shape)

@@ -4,6 +4,7 @@ The emulated device runs the bodies of the CUDA kernels on the host, and nothing
 waits. What a real one does is for the `gpu` tests and `benchmarks/gpu_check.py`.
 """
 
+import mmap
 import weakref
 
 import jax
@@ -123,6 +124,7 @@ def test_UPL_4_pinned_staging_is_not_filled_before_its_event(rng, on_device, dev
         is_pinned=True,
     )
     with on_device(memory, view) as plain, staging:
+        assert staging.rows().ctypes.data % mmap.PAGESIZE == 0
         staging.rows()[...] = random_blocks(rng, STORE, np.uint16)
         device.hold(True)
         event = start((plain, staging.pool, None, None))
