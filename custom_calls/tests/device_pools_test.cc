@@ -21,6 +21,7 @@ namespace {
 constexpr BlockShape kShape{2, 32, 32, 2};
 constexpr int64_t kBlockBytes = 2 * 2 * 32 * 32 * 2;
 constexpr int32_t kNumLayers = 3, kNumBlocks = 6;
+constexpr int64_t kLayerBytes = kNumBlocks * kBlockBytes;
 constexpr PlainStrides kNhd{kBlockBytes / 2, kBlockBytes, 32 * 2, 2 * 32 * 2};
 using Bytes = std::vector<uint8_t>;
 
@@ -38,8 +39,9 @@ PoolMemory MemoryOf(Bytes& bytes, int64_t num_layers) {
   return {{Data(bytes)}, size_bytes, num_layers, size_bytes / num_layers, true, nullptr};
 }
 
-// A pool of the device, an allocation for each layer at no even distance, and a pinned packed pool;
-// and the same on the host, for what the CPU calls leave.
+// A pool of the device, an allocation for each layer at no even distance, the n-th skewed by n
+// times `skew_bytes`, and a pinned packed pool; and the same on the host, for what the CPU calls
+// leave.
 struct World {
   EmulatedDevice& device = Device();
   DeviceStream owner = device.MakeStream(0);
@@ -49,17 +51,19 @@ struct World {
   int64_t plain, packed, host_plain, host_packed;
   uint32_t ord = 0, packed_ord = 0;
 
-  explicit World(bool is_pinned = true) {
+  const int64_t skew_bytes;
+
+  explicit World(bool is_pinned = true, int64_t its_skew_bytes = 0) : skew_bytes(its_skew_bytes) {
     std::vector<std::byte*> allocations;
     for (int32_t layer = 0; layer < kNumLayers; ++layer) {
-      layers.push_back(RandomBytes(kNumBlocks * kBlockBytes, static_cast<uint32_t>(layer)));
-      host_layers.insert(host_layers.end(), layers.back().begin(), layers.back().end());
+      layers.push_back(RandomBytes(kLayerBytes + layer * skew_bytes, static_cast<uint32_t>(layer)));
     }
-    for (Bytes& layer : layers) {
-      allocations.push_back(Data(layer));
-      device.AddMemory(allocations.back(), static_cast<int64_t>(layer.size()), 0);
+    for (int32_t layer = 0; layer < kNumLayers; ++layer) {
+      allocations.push_back(reinterpret_cast<std::byte*>(block(layer, 0)));
+      device.AddMemory(allocations.back(), kLayerBytes, 0);
     }
-    PoolMemory memory{allocations, kNumBlocks * kBlockBytes, kNumLayers, 0, true, nullptr};
+    host_layers = pool();
+    PoolMemory memory{allocations, kLayerBytes, kNumLayers, 0, true, nullptr};
     memory.stream = owner;
     plain = AddPlainPool(memory, kNumBlocks, kShape, kNhd);
     packed = AddPackedPool(MemoryOf(store, kNumLayers), kNumBlocks, kShape, PackedLayout::kAmx,
@@ -73,16 +77,20 @@ struct World {
   ~World() {
     DrainUploads();
     for (int64_t pool : {plain, packed, host_plain, host_packed}) CHECK(RemovePool(pool), "close");
-    for (Bytes& layer : layers) device.RemoveMemory(Data(layer));
+    for (int32_t layer = 0; layer < kNumLayers; ++layer) {
+      device.RemoveMemory(reinterpret_cast<std::byte*>(block(layer, 0)));
+    }
   }
 
-  Bytes pool() const {
+  Bytes pool() {
     Bytes joined;
-    for (const Bytes& layer : layers) joined.insert(joined.end(), layer.begin(), layer.end());
+    for (int32_t layer = 0; layer < kNumLayers; ++layer) {
+      joined.insert(joined.end(), block(layer, 0), block(layer, 0) + kLayerBytes);
+    }
     return joined;
   }
   uint8_t* block(int32_t layer, int32_t number) {
-    return layers[static_cast<size_t>(layer)].data() + number * kBlockBytes;
+    return layers[static_cast<size_t>(layer)].data() + layer * skew_bytes + number * kBlockBytes;
   }
   std::shared_ptr<UploadEvent> Start(const Rows& rows) {
     PoolRef ref{plain, ord};
@@ -109,8 +117,8 @@ struct Columns {
 
 const Columns kUpload{{0, 2, 9, 1, 2}, {5, 0, kHole, 3, 1}, {1, 5, kHole, 0, 2}, {32, 7, 1, 0, 32}};
 
-void TestUploadInStream() {
-  World world;
+void TestUploadInStream(int64_t skew_bytes) {
+  World world(/*is_pinned=*/true, skew_bytes);
   PoolRef ref{world.plain, 0};
   CHECK(PoolUpload({world.packed, 0}, &ref, kUpload.rows(), SerialFor).ok() && ref.ord == 1, "ok");
   world.UploadOnHost(kUpload.rows());
@@ -320,7 +328,7 @@ void TestRefusals() {
 
 int main() {
   TestStaging();
-  TestUploadInStream();
+  for (int64_t skew_bytes : {0, 2, 8}) TestUploadInStream(skew_bytes);
   for (bool is_newest_first : {false, true}) {
     TestUploadComesAfterTheOwnersReads(is_newest_first);
     TestOwnerComesAfterTheUpload(is_newest_first);
