@@ -70,7 +70,7 @@ void DeviceStaging::Return(StagingSlot* slot, std::shared_ptr<const DeviceEvent>
 void DeviceStaging::Abandon(StagingSlot* slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto at = Find(slot);
-  static_cast<void>(at->release());
+  abandoned_.push_back(std::move(*at));
   slots_.erase(at);
 }
 

@@ -34,7 +34,8 @@ class DeviceStaging {
   StagingSlot* Take(int64_t pinned_bytes, int64_t device_bytes);
   // The slot may be taken again once `use` is done.
   void Return(StagingSlot* slot, std::shared_ptr<const DeviceEvent> use);
-  // For a slot of which nobody knows when its use is done: it is never taken again, nor freed.
+  // For a slot of which nobody knows when its use is done: it is never taken again, its memory
+  // never freed.
   void Abandon(StagingSlot* slot);
 
  private:
@@ -47,6 +48,7 @@ class DeviceStaging {
   const size_t max_slots_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<StagingSlot>> slots_;  // the one used longest ago first
+  std::vector<std::unique_ptr<StagingSlot>> abandoned_;
 };
 
 }  // namespace blockcompact
