@@ -61,7 +61,6 @@ struct World {
   int64_t pool_id, num_blocks, layer_bytes;
   int32_t layer = 1, num_keys;
   GridFault fault = kNoGridFault;
-
   World(const Case& its_case, GridOrder its_order)
       : c(its_case),
         order(its_order),
