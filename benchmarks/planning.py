@@ -14,8 +14,8 @@ first adds to a full step. `dispatch floor` is a jitted call of the same operand
 ranks nothing. Every answer is compared with a stable sort before it is timed, and a wrong one ends
 the run. Implementations take turns, so noise meets all alike. All samples are stored, in
 microseconds. `step floor` are two jitted calls that take what a plan and a commit take, give the
-arrays that those compute, and compute nothing. `was_machine_shared` says whether other processes ran meanwhile; null
-where that is not measured.
+arrays that those compute, and compute nothing. `was_machine_shared` says whether other processes
+ran meanwhile; null where that is not measured.
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ def find_zero_delta(
         and policy.selection.is_by_score_alone
         and scores.ndim == 2
         and not any(isinstance(value, jax.core.Tracer) for value in scalars)
-        and all(map(_is_on_host, (scores, held, num_held)))
+        and _is_on_host(scores, np.float32)
+        and _is_on_host(held, np.int32)
+        and _is_on_host(num_held, np.int32)
     )
     static: dict[str, Any] = {"budget_blocks": budget_blocks, "geometry": geometry}
     if not is_on_host:
@@ -109,12 +111,12 @@ def find_zero_delta(
     )
 
 
-def _is_on_host(array: AnyArray) -> bool:
-    """Returns whether an array's values are known now, in memory of one CPU device."""
-    if isinstance(array, np.ndarray):
-        return True
-    if isinstance(array, jax.core.Tracer):
+def _is_on_host(array: AnyArray, dtype: type) -> bool:
+    """Returns whether an array's values are known now, dense in memory of one CPU device."""
+    if isinstance(array, jax.core.Tracer) or array.dtype != dtype:
         return False
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
     devices = array.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
