@@ -13,9 +13,9 @@ either operations. `0-delta` checks first, as the runtime does, and publishes th
 first adds to a full step. `dispatch floor` is a jitted call of the same operands and result that
 ranks nothing. Every answer is compared with a stable sort before it is timed, and a wrong one ends
 the run. Implementations take turns, so noise meets all alike. All samples are stored, in
-microseconds. `step floor` is a jitted call that takes and gives the arrays of a plan and of a
-commit, and computes nothing. `was_machine_shared` says whether other processes ran meanwhile; null
-where that is not measured.
+microseconds. `step floor` are two jitted calls that take what a plan and a commit take, give the
+arrays that those compute, and compute nothing. `was_machine_shared` says whether other processes
+ran meanwhile; null where that is not measured.
 """
 
 from __future__ import annotations

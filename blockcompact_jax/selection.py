@@ -207,7 +207,7 @@ def is_selected_on_host(
     """
     _check_scores(scores, geometry)
     num_candidates = int(num_candidate_blocks)
-    if np.ndim(budget_blocks) == 0:
+    if isinstance(budget_blocks, int) or budget_blocks.ndim == 0:
         num_want = _wanted_by_budget(num_candidates, int(budget_blocks), geometry, policy)
     else:
         num_want = _count_wanted(num_candidates, budget_blocks, geometry, policy)

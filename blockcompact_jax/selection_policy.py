@@ -1,7 +1,8 @@
 """How blocks are chosen: the static choices of a selection."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 from .errors import CompactionError
 from .scores import BlockReduction, HeadReduction
@@ -56,6 +57,14 @@ class SelectionPolicy:
     block_reduction: BlockReduction = BlockReduction.SUM
     top_tokens: int = 1
     resident_margin: float = 0.0
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        # Static arguments are hashed on every dispatch, and each enum by a function of Python's.
+        return self._hash
 
     @property
     def is_by_score_alone(self) -> bool:

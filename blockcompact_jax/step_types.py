@@ -1,6 +1,7 @@
 """What a step takes and gives: its policy, its plan, its commit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import jax
 from jax import Array
@@ -36,6 +37,14 @@ class StepPolicy:
     max_upload: int
     source_kind: SourceKind = SourceKind.SOURCE_ONLY
     operations: PlanOperations = PURE_OPERATIONS
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        # Static arguments are hashed on every dispatch, and each enum by a function of Python's.
+        return self._hash
 
 
 @jax.tree_util.register_dataclass

@@ -4,14 +4,14 @@
 
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Bool
 
 from .geometry import ModelGeometry
-from .ids import AnyArray
+from .ids import AnyArray, as_logical_blocks
 from .operation_types import HostOperations
 from .residency import Residency, check_fits_geometry
 from .scores import reduce_heads
@@ -81,42 +81,51 @@ def find_zero_delta(
             (at trace time).
     """
     check_fits_geometry(residency, geometry)
-    held, num_held = residency.logical_by_slot, residency.num_valid
-    revision = residency.revisions.selection_revision
-    scalars = (num_candidate_blocks, budget_blocks, revision)
-    is_on_host = (
-        hasattr(policy.operations, "are_best_on_host")
-        and policy.selection.is_by_score_alone
-        and scores.ndim == 2
-        and not any(isinstance(value, jax.core.Tracer) for value in scalars)
-        and all(map(_is_on_host, (scores, held, num_held)))
-    )
     static: dict[str, Any] = {"budget_blocks": budget_blocks, "geometry": geometry}
-    if not is_on_host:
+    operations, selection = policy.operations, policy.selection
+    is_compiled = (
+        isinstance(num_candidate_blocks, Tracer)
+        or isinstance(budget_blocks, Tracer)
+        or scores.ndim != 2
+        or not selection.is_by_score_alone
+        or not hasattr(operations, "are_best_on_host")
+    )
+    if is_compiled:
+        return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
+    seen = _view_on_host(scores, np.float32)
+    held = _view_on_host(residency.logical_by_slot, np.int32)
+    num_held = _view_on_host(residency.num_valid, np.int32)
+    revision = _view_on_host(residency.revisions.selection_revision, np.int32)
+    if seen is None or held is None or num_held is None or revision is None:
         return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
     is_zero = is_selected_on_host(
-        scores,
+        seen,
         num_candidate_blocks,
-        held,
+        as_logical_blocks(held),
         num_held,
-        policy=policy.selection,
-        operations=cast(HostOperations, policy.operations),
+        policy=selection,
+        operations=cast(HostOperations, operations),
         **static,
     )
     return ZeroDelta(
         is_zero=cast(Array, np.bool_(is_zero)),
-        selection_revision=cast(Array, np.int32(revision) + np.int32(1)),
+        selection_revision=cast(Array, revision + np.int32(1)),
     )
 
 
-def _is_on_host(array: AnyArray) -> bool:
-    """Returns whether an array's values are known now, in memory of one CPU device."""
-    if isinstance(array, np.ndarray):
-        return True
-    if isinstance(array, jax.core.Tracer):
-        return False
-    devices = array.devices()
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+def _view_on_host(array: AnyArray, dtype: type) -> np.ndarray | None:
+    """Returns an array's own memory once it is computed; None where it is traced or elsewhere.
+
+    What is no array of one CPU device has no buffer to view. Nothing holds a JAX array's memory
+    after the view is gone, unlike `np.asarray` of the array itself.
+    """
+    if getattr(array, "dtype", None) != dtype:
+        return None
+    try:
+        view = np.asarray(memoryview(cast(Any, array)))
+    except (TypeError, BufferError):
+        return None
+    return view if view.flags.c_contiguous else None
 
 
 @typed_jit(static_argnames=("geometry", "policy"))

@@ -296,7 +296,7 @@ def _call(
 
 def _view(array: AnyArray) -> NDArray[Any]:
     """Returns an array's own memory, once it is computed; a JAX array is not held by it later."""
-    return np.asarray(memoryview(cast(Any, array)))
+    return array if isinstance(array, np.ndarray) else np.asarray(memoryview(cast(Any, array)))
 
 
 def _check(name: str, array: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> None:

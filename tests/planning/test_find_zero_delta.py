@@ -323,6 +323,17 @@ def test_DIF_7_a_residency_of_another_shape_is_refused():
         find_zero_delta(scores[:2], 20, residency, **facts)
 
 
+def test_DIF_6_arrays_that_are_not_dense_are_answered_all_the_same():
+    """DIF-6: strided scores and wider counts of NumPy go into the compiled call."""
+    scores, residency, policy = small_case(NativeOperations())
+    strided = np.repeat(scores, 2, axis=1)[:, ::2]
+    wider = dataclasses.replace(residency, num_valid=np.asarray(residency.num_valid, np.int64))
+    for given_scores, held in ((strided, residency), (scores, wider)):
+        facts = {"budget_blocks": 4, "geometry": GEOMETRY, "policy": policy}
+        assert bool(find_zero_delta(given_scores, 20, held, **facts).is_zero)
+        assert not bool(find_zero_delta(-given_scores, 20, held, **facts).is_zero)
+
+
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_DIF_6_on_the_host_nothing_is_traced(name):
     """DIF-6: native checks of concrete arrays compile nothing, unless the policy looks wider."""
