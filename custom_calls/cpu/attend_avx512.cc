@@ -62,6 +62,22 @@ ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+// While it lives, results below the smallest normal float are zero, and so are such operands: they
+// would cost a hundred cycles each.
+class TinyAsZero {
+ public:
+  explicit TinyAsZero(bool is_on) : before_(_mm_getcsr()) {
+    constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
+    if (is_on) _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero);
+  }
+  ~TinyAsZero() { _mm_setcsr(before_); }
+  TinyAsZero(const TinyAsZero&) = delete;
+  TinyAsZero& operator=(const TinyAsZero&) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 ATTEND_TARGET inline __m512i RoundBf16Pair(__m512 first, __m512 second) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(RoundBf16(first)), RoundBf16(second), 1);
 }
@@ -71,7 +87,7 @@ ATTEND_TARGET inline __m512i RoundBf16Pair(__m512 first, __m512 second) {
 namespace widened {
 #define ATTEND_ROUND_BF16_PAIR RoundBf16Pair
 #define ATTEND_DOT_BF16 DotWidened
-#define ATTEND_EXP2_BF16 Exp2
+#define ATTEND_EXP2_BF16(x, is_whole, lanes) Exp2(x, lanes)
 #include "attend_avx512.inc"
 #undef ATTEND_EXP2_BF16
 #undef ATTEND_DOT_BF16
@@ -272,18 +288,17 @@ void Bounds(const BoundsJob& job) {
 #undef ATTEND_TARGET
 #define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,avx512bf16")))
 
-// 2^x for x <= 0 in `lanes` within 3e-6 of it, where bf16 keeps 4e-3; 0 below -126 and in the other
-// lanes. 2^0 is 1.
-ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2ForBf16(__m512 x, __mmask16 lanes) {
+// 2^x for x <= 0 within 3e-6 of it, where bf16 keeps 4e-3; where not all are seen, 0 outside
+// `lanes`. 2^0 is 1. Expects TinyAsZero.
+ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2ForBf16(__m512 x, bool is_whole,
+                                                                       __mmask16 lanes) {
   constexpr int kFromFloor = 1;
   const __m512 r = _mm512_reduce_ps(x, kFromFloor);
   __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.34266858e-2F), r, _mm512_set1_ps(5.22424717e-2F));
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.41280206e-1F));
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93044845e-1F));
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
-  const __mmask16 is_normal =
-      _mm512_mask_cmp_ps_mask(lanes, x, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
-  return _mm512_maskz_scalef_ps(is_normal, y, x);  // by 2^floor(x)
+  return is_whole ? _mm512_scalef_ps(y, x) : _mm512_maskz_scalef_ps(lanes, y, x);  // 2^floor(x)
 }
 
 namespace paired {

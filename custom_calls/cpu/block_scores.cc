@@ -19,7 +19,7 @@ constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
 constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
 constexpr int64_t kScoreRowTokens = kPartTokens + 16;  // no power of two: rows share no cache set
-constexpr int64_t kGroupsAhead = 2;  // whose keys are asked for before they are met
+constexpr int64_t kGroupsAhead = 3;  // whose keys are asked for before they are met
 static_assert(kPartTokens <= kChunkTokens);
 
 int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {
@@ -142,7 +142,7 @@ class ScoreTask {
     thread_local PrefetchQueue queue;
     queue.Clear();
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
-    reader.AddTo(&queue, first_key, end, 0);
+    reader.AddTo(&queue, first_key, end, /*has_values=*/false);
     const int64_t num_groups = std::max<int64_t>(1, (end - first_key) / kGroupTokens);
     ahead_ = {&queue, (queue.num_lines() + num_groups - 1) / num_groups};
     queue.Ask(kGroupsAhead * ahead_.num_lines);
