@@ -313,6 +313,12 @@ namespace paired {
 #undef ATTEND_ROUND_BF16_PAIR
 }  // namespace paired
 
+// Weights that are not rounded keep their precision.
+void SoftmaxForBf16(const SoftmaxJob& job) {
+  job.weights == nullptr ? widened::Softmax<AttendType::kF32>(job)
+                         : paired::Softmax<AttendType::kBf16>(job);
+}
+
 #undef ATTEND_TARGET
 
 }  // namespace
@@ -323,8 +329,7 @@ bool HasPairProducts() {
 
 AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
-  kernels.softmax =
-      has_pair_products ? paired::Softmax<AttendType::kBf16> : widened::Softmax<AttendType::kBf16>;
+  kernels.softmax = has_pair_products ? SoftmaxForBf16 : widened::Softmax<AttendType::kBf16>;
   kernels.sums = Sums;
   kernels.maxima = Maxima;
   kernels.bounds = Bounds<AttendType::kBf16>;
