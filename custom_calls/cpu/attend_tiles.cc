@@ -187,10 +187,15 @@ void TileReader::ReadKeys(const TilePlaces& places, int64_t key, int64_t end, st
                           ScoreJob* job) const {
   const int64_t tile_bytes = kTileTokens * job->dims_padded * shape().element_bytes;
   const std::byte* const* k = places.k + (key - places.first_key) / kTileTokens;
+  const int64_t tile_lines = job->ahead.num_lines / (2 * kGroupTiles);
   for (int64_t i = 0; i < kGroupTiles; ++i, key += kTileTokens, scratch += tile_bytes) {
     if (key >= end) {
       job->k_tiles[i] = job->k_tiles[i - 1];
     } else {
+      if (k[i] == nullptr) {
+        job->ahead.Ask(tile_lines);
+        job->ahead.num_lines -= tile_lines;
+      }
       job->k_tiles[i] = k[i] != nullptr ? k[i] : K(key, scratch);
     }
     if (k[i] == nullptr) PrefetchRows(key + kGroupTokens, 0);

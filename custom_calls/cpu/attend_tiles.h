@@ -87,7 +87,8 @@ class TileReader {
   void FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const;
 
   // Fills in the K tiles of the group of `key`; the keys at `end` and beyond are scored and not
-  // looked at. `scratch` has room for the tiles of a group.
+  // looked at. `scratch` has room for the tiles of a group. Half of the job's lines ahead are asked
+  // for where tiles are put in order.
   void ReadKeys(const TilePlaces& places, int64_t key, int64_t end, std::byte* scratch,
                 ScoreJob* job) const;
 

@@ -19,7 +19,7 @@ constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
 constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
 constexpr int64_t kScoreRowTokens = kPartTokens + 16;  // no power of two: rows share no cache set
-constexpr int64_t kGroupsAhead = 3;  // whose keys are asked for before they are met
+constexpr int64_t kGroupsAhead = 4;  // whose keys are asked for before they are met
 static_assert(kPartTokens <= kChunkTokens);
 
 int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {

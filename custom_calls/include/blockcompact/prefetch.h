@@ -64,7 +64,7 @@ class PrefetchQueue {
   static constexpr uintptr_t kLine = 64;
   static constexpr uintptr_t kPage = 4096;
   static constexpr int kStreams = 4;
-  static constexpr int64_t kTurnLines = 4;
+  static constexpr int64_t kTurnLines = 16;
 
   struct Run {
     uintptr_t next;
