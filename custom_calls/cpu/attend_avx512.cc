@@ -84,10 +84,17 @@ ATTEND_TARGET inline __m512i RoundBf16Pair(__m512 first, __m512 second) {
 
 #include "attend_avx512_blocks.inc"
 
+template <int kLines>
+ATTEND_TARGET
+    __attribute__((always_inline)) inline void Exp2OfLines(const __mmask16 (&seen)[kLines],
+                                                           __m512 (&lines)[kLines]) {
+  for (int i = 0; i < kLines; ++i) lines[i] = Exp2(lines[i], seen[i]);
+}
+
 namespace widened {
 #define ATTEND_ROUND_BF16_PAIR RoundBf16Pair
 #define ATTEND_DOT_BF16 DotWidened
-#define ATTEND_EXP2_BF16(x, is_whole, lanes) Exp2(x, lanes)
+#define ATTEND_EXP2_BF16(is_whole, seen, lines) Exp2OfLines(seen, lines)
 #include "attend_avx512.inc"
 #undef ATTEND_EXP2_BF16
 #undef ATTEND_DOT_BF16
@@ -288,17 +295,24 @@ void Bounds(const BoundsJob& job) {
 #undef ATTEND_TARGET
 #define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,avx512bf16")))
 
-// 2^x for x <= 0 within 3e-6 of it, where bf16 keeps 4e-3; where not all are seen, 0 outside
-// `lanes`. 2^0 is 1. Expects TinyAsZero.
-ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2ForBf16(__m512 x, bool is_whole,
-                                                                       __mmask16 lanes) {
+// 2^x for x <= 0 within 3e-6 of it, where bf16 keeps 4e-3, in place; where not the whole is seen, 0
+// in other lanes. 2^0 is 1. Expects TinyAsZero.
+template <int kLines>
+ATTEND_TARGET __attribute__((always_inline)) inline void Exp2ForBf16(
+    bool is_whole, const __mmask16 (&seen)[kLines], __m512 (&lines)[kLines]) {
   constexpr int kFromFloor = 1;
-  const __m512 r = _mm512_reduce_ps(x, kFromFloor);
-  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.34266858e-2F), r, _mm512_set1_ps(5.22424717e-2F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.41280206e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93044845e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
-  return is_whole ? _mm512_scalef_ps(y, x) : _mm512_maskz_scalef_ps(lanes, y, x);  // 2^floor(x)
+  constexpr float kFactors[] = {5.22424717e-2F, 2.41280206e-1F, 6.93044845e-1F, 1.0F};
+  __m512 r[kLines];
+  __m512 y[kLines];
+  for (int i = 0; i < kLines; ++i) r[i] = _mm512_reduce_ps(lines[i], kFromFloor);
+  for (__m512& power : y) power = _mm512_set1_ps(1.34266858e-2F);
+  for (const float factor : kFactors) {
+    for (int i = 0; i < kLines; ++i) y[i] = _mm512_fmadd_ps(y[i], r[i], _mm512_set1_ps(factor));
+  }
+  for (int i = 0; i < kLines; ++i) {  // by 2^floor(x)
+    lines[i] = is_whole ? _mm512_scalef_ps(y[i], lines[i])
+                        : _mm512_maskz_scalef_ps(seen[i], y[i], lines[i]);
+  }
 }
 
 namespace paired {
