@@ -328,9 +328,9 @@ namespace paired {
 }  // namespace paired
 
 // Weights that are not rounded keep their precision.
+template <void (*kRounded)(const SoftmaxJob&)>
 void SoftmaxForBf16(const SoftmaxJob& job) {
-  job.weights == nullptr ? widened::Softmax<AttendType::kF32>(job)
-                         : paired::Softmax<AttendType::kBf16>(job);
+  job.weights == nullptr ? widened::Softmax<AttendType::kF32>(job) : kRounded(job);
 }
 
 #undef ATTEND_TARGET
@@ -343,7 +343,8 @@ bool HasPairProducts() {
 
 AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
-  kernels.softmax = has_pair_products ? SoftmaxForBf16 : widened::Softmax<AttendType::kBf16>;
+  kernels.softmax = has_pair_products ? SoftmaxForBf16<paired::Softmax<AttendType::kBf16>>
+                                      : SoftmaxForBf16<widened::Softmax<AttendType::kBf16>>;
   kernels.sums = Sums;
   kernels.maxima = Maxima;
   kernels.bounds = Bounds<AttendType::kBf16>;

@@ -80,7 +80,7 @@ inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights
 struct SoftmaxJob {
   float* scores;       // in: dot products, rows kRowTokens apart; out: weights, 0 where not seen
   std::byte* weights;  // bf16: the same, rounded; null: not wanted
-  bool keeps_weights;  // bf16: whether the scores are overwritten
+  bool keeps_weights;  // with rounded ones: whether the scores are overwritten
   int64_t num_rows;
   int64_t begin, end;              // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
