@@ -68,7 +68,9 @@ class ChunkTask {
       RunStep(Intersect(seen, {step_, step_ + kStepTokens}));
     }
     for (int64_t row = 0; row < num_rows; ++row) {
-      batch_.maximum[CellOf(row)] = maximum_[row] * std::fabs(batch_.call->scale);
+      const bool has_seen = maximum_[row] != kNothingSeen;
+      batch_.maximum[CellOf(row)] =
+          has_seen ? maximum_[row] * std::fabs(batch_.call->scale) : kNothingSeen;
       batch_.sum[CellOf(row)] = SumOfLanes(lanes_ + row * kLanes);
     }
     std::copy_n(sums_, num_rows * batch_.dims_padded,
