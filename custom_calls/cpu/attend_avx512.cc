@@ -66,15 +66,18 @@ ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
 // would cost a hundred cycles each.
 class TinyAsZero {
  public:
-  explicit TinyAsZero(bool is_on) : before_(_mm_getcsr()) {
+  explicit TinyAsZero(bool is_on) : is_on_(is_on), before_(is_on ? _mm_getcsr() : 0) {
     constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
-    if (is_on) _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero);
+    if (is_on_) _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero);
   }
-  ~TinyAsZero() { _mm_setcsr(before_); }
+  ~TinyAsZero() {
+    if (is_on_) _mm_setcsr(before_);
+  }
   TinyAsZero(const TinyAsZero&) = delete;
   TinyAsZero& operator=(const TinyAsZero&) = delete;
 
  private:
+  const bool is_on_;
   const unsigned before_;
 };
 

@@ -150,8 +150,9 @@ class ChunkTask {
     const int64_t row = query * batch_.heads_per_kv;
     SoftmaxJob job;
     job.scores = scores_ + row * kRowTokens;
+    job.row_tokens = kRowTokens;
     job.weights = is_bf16() ? rounded_ + 2 * row * kRowTokens : nullptr;
-    job.keeps_weights = has_mass();
+    job.keeps_weights = has_mass() || !is_bf16();
     job.num_rows = (end - query) * batch_.heads_per_kv;
     job.begin = seen.begin - step_;
     job.end = seen.end - step_;

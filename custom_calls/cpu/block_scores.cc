@@ -31,30 +31,27 @@ int64_t RowStride(const KeyBlocks& keys, const ScoreCall& call) {
   return call.row_stride > 0 ? call.row_stride : NumColumns(keys, call);
 }
 
-// Of blocks of at most kPartTokens scores.
-float LogSumExp(const AttendKernels& kernels, const float* scores, int64_t count) {
-  alignas(64) float weights[kPartTokens];
-  std::memcpy(weights, scores, static_cast<size_t>(count) * sizeof(float));
-  float maximum = kNoKey;
-  float lanes[kLanes] = {};
+// Of at most kPartTokens scores a row. Each block is a row of a softmax.
+void LogSumExps(const AttendKernels& kernels, const BlocksJob& blocks) {
+  float maximum[kPartTokens];
+  alignas(64) float lanes[kPartTokens * kLanes];
   SoftmaxJob job = {};
-  job.scores = weights;
-  job.num_rows = 1;
-  job.end = count;
-  job.write_end = (count + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
+  job.num_rows = blocks.num_blocks;
+  job.row_tokens = blocks.block_tokens;
+  job.end = blocks.block_tokens;
+  job.write_end = (job.end + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
   job.scale = 1.0F;
-  job.maximum = &maximum;
+  job.maximum = maximum;
   job.lanes = lanes;
-  kernels.softmax(job);
-  return maximum + std::log(SumOfLanes(lanes));
-}
-
-void LogSumExps(const AttendKernels& kernels, const BlocksJob& job) {
-  float* result = job.results;
-  for (int64_t row = 0; row < job.num_rows; ++row) {
-    const float* scores = job.values + row * job.row_tokens;
-    for (int64_t block = 0; block < job.num_blocks; ++block, scores += job.block_tokens) {
-      *result++ = LogSumExp(kernels, scores, job.block_tokens);
+  float* result = blocks.results;
+  for (int64_t row = 0; row < blocks.num_rows; ++row) {
+    std::fill_n(maximum, job.num_rows, kNoKey);
+    std::fill_n(lanes, job.num_rows * kLanes, 0.0F);
+    // Nothing is written there: the scores of the next block are read and left out.
+    job.scores = const_cast<float*>(blocks.values) + row * blocks.row_tokens;
+    kernels.softmax(job);
+    for (int64_t block = 0; block < job.num_rows; ++block) {
+      *result++ = maximum[block] + std::log(SumOfLanes(lanes + block * kLanes));
     }
   }
 }

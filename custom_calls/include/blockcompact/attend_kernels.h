@@ -78,9 +78,10 @@ inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights
 // write_end) is written. Weights are exp(|scale| * (score - maximum)) of the largest score so far;
 // where a step finds a larger one, what was summed before is scaled.
 struct SoftmaxJob {
-  float* scores;       // in: dot products, rows kRowTokens apart; out: weights, 0 where not seen
-  std::byte* weights;  // bf16: the same, rounded; null: not wanted
-  bool keeps_weights;  // with rounded ones: whether the scores are overwritten
+  float* scores;       // in: dot products; out, where wanted: weights, 0 where not seen
+  int64_t row_tokens;  // distance of two rows of scores
+  bool keeps_weights;  // whether scores are overwritten
+  std::byte* weights;  // bf16: the same, rounded, rows kRowTokens apart; null: not wanted
   int64_t num_rows;
   int64_t begin, end;              // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
