@@ -67,11 +67,13 @@ class ChunkTask {
       PlanAhead(seen, next_place);
       RunStep(Intersect(seen, {step_, step_ + kStepTokens}));
     }
+    float* row_sums = step_mass_;
+    kernels_.sums({lanes_, kLanes, num_rows, row_sums});
     for (int64_t row = 0; row < num_rows; ++row) {
       const bool has_seen = maximum_[row] != kNothingSeen;
       batch_.maximum[CellOf(row)] =
           has_seen ? maximum_[row] * std::fabs(batch_.call->scale) : kNothingSeen;
-      batch_.sum[CellOf(row)] = SumOfLanes(lanes_ + row * kLanes);
+      batch_.sum[CellOf(row)] = row_sums[row];
     }
     std::copy_n(sums_, num_rows * batch_.dims_padded,
                 batch_.sums + PlaceOf(0) * batch_.dims_padded);

@@ -50,8 +50,9 @@ void LogSumExps(const AttendKernels& kernels, const BlocksJob& blocks) {
     // Nothing is written there: the scores of the next block are read and left out.
     job.scores = const_cast<float*>(blocks.values) + row * blocks.row_tokens;
     kernels.softmax(job);
-    for (int64_t block = 0; block < job.num_rows; ++block) {
-      *result++ = maximum[block] + std::log(SumOfLanes(lanes + block * kLanes));
+    kernels.sums({lanes, kLanes, job.num_rows, result});
+    for (int64_t block = 0; block < job.num_rows; ++block, ++result) {
+      *result = maximum[block] + std::log(*result);
     }
   }
 }

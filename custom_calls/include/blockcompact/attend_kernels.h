@@ -72,7 +72,7 @@ struct ValueJob {
   AheadLines ahead;
 };
 
-inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights
+inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights, which `sums` adds up
 
 // One step of the softmax of rows that see the same keys: [begin, end) is seen, [write_begin,
 // write_end) is written. Weights are exp(|scale| * (score - maximum)) of the largest score so far;
@@ -94,16 +94,6 @@ struct SoftmaxJob {
   int64_t num_mass;
   AheadLines ahead;
 };
-
-// The sum of a row's weights, in one order for all.
-inline float SumOfLanes(const float* lanes) {
-  float sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-  }
-  return sums[0];
-}
 
 // Values of neighbouring blocks of some rows, each block reduced to one.
 struct BlocksJob {
