@@ -17,6 +17,7 @@ namespace blockcompact {
 namespace {
 
 constexpr int64_t kBatchRows = 48;          // rows of a KV head that are worked on together
+constexpr int64_t kPlacesSharedOut = 16;    // chunks of KV heads, at the end of a call
 constexpr int64_t kSerialBytes = 96 << 10;  // below, waking a thread costs more than it saves
 
 std::atomic<const AttendKernels*> forced_kernels{nullptr};
@@ -157,17 +158,18 @@ void RunBatch(AttendBatch batch, const ParallelFor& parallel_for) {
   const auto place_of = [&](int64_t number) {
     return ChunkPlace{number % batch.num_kv_heads, number / batch.num_kv_heads};
   };
-  // A thread takes its next place before it works on one: it asks for what comes then.
+  // A thread takes its next place before it works on one, and asks for what comes then; the last
+  // places are shared out one by one.
   std::atomic<int64_t> next_number{0};
   const auto work = [&](int64_t) {
-    int64_t number = next_number.fetch_add(1);
-    while (number < num_tasks) {
-      const int64_t after = next_number.fetch_add(1);
+    for (int64_t number = next_number.fetch_add(1); number < num_tasks;) {
+      const bool takes_next = number + kPlacesSharedOut < num_tasks;
+      const int64_t after = takes_next ? next_number.fetch_add(1) : num_tasks;
       const ChunkPlace place = place_of(number);
       const ChunkPlace next_place = place_of(after);
       AttendChunk(batch, place, after < num_tasks ? &next_place : nullptr);
       if (--num_left[static_cast<size_t>(place.kv_head)] == 0) MergeChunks(batch, place.kv_head);
-      number = after;
+      number = takes_next ? after : next_number.fetch_add(1);
     }
   };
   const KeyRange seen = batch.SeenByAny();

@@ -104,18 +104,56 @@ TARGET_AMX void ScoreTwoPasses(const ScoreJob& job, int64_t first_row, int64_t f
   _tile_stored(3, more_scores + kTileTokens, stride_bytes);
 }
 
+// Three passes against one tile.
+TARGET_AMX void ScoreThreePasses(const ScoreJob& job, int64_t first_row, int64_t tile,
+                                 int64_t num_ahead) {
+  const int64_t row_bytes = job.dims_padded * 2;
+  const int64_t pass_bytes = tile_rows * row_bytes;
+  const std::byte* queries = job.queries + first_row * row_bytes;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  for (int64_t byte = 0; byte < row_bytes; byte += kLine) {
+    job.ahead.Ask(num_ahead);
+    _tile_loadd(6, job.k_tiles[tile] + 16 * byte, kLine);
+    _tile_loadd(3, queries + byte, row_bytes);
+    _tile_dpbf16ps(0, 3, 6);
+    _tile_loadd(4, queries + pass_bytes + byte, row_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(5, queries + 2 * pass_bytes + byte, row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+  }
+  float* scores = job.scores + first_row * job.row_tokens + tile * kTileTokens;
+  const int64_t stride_bytes = job.row_tokens * 4;
+  _tile_stored(0, scores, stride_bytes);
+  _tile_stored(1, scores + tile_rows * job.row_tokens, stride_bytes);
+  _tile_stored(2, scores + 2 * tile_rows * job.row_tokens, stride_bytes);
+}
+
+// Passes that read the keys, or the values, once.
+int64_t NumPassesAtOnce(int64_t num_rows) {
+  return std::min<int64_t>(3, (num_rows + tile_rows - 1) / tile_rows);
+}
+
 TARGET_AMX void Score(const ScoreJob& job) {
   Publish(job.queries);
   const int64_t num_parts = job.dims_padded * 2 / kLine;
   for (int64_t first = 0; first < job.num_rows;) {
-    if (first + tile_rows >= job.num_rows) {
-      ScorePass(job, first, first == 0 ? job.ahead.Of(num_parts) : 0);
-      return;
+    const int64_t num_passes = NumPassesAtOnce(job.num_rows - first);
+    const auto num_ahead = [&](int64_t num_calls) {
+      return first == 0 ? job.ahead.Of(num_calls * num_parts) : 0;
+    };
+    if (num_passes == 1) {
+      ScorePass(job, first, num_ahead(1));
+    } else if (num_passes == 2) {
+      ScoreTwoPasses(job, first, 0, num_ahead(2));
+      ScoreTwoPasses(job, first, 2, num_ahead(2));
+    } else {
+      for (int64_t tile = 0; tile < kGroupTiles; ++tile) {
+        ScoreThreePasses(job, first, tile, num_ahead(kGroupTiles));
+      }
     }
-    const int64_t num_ahead = first == 0 ? job.ahead.Of(2 * num_parts) : 0;
-    ScoreTwoPasses(job, first, 0, num_ahead);
-    ScoreTwoPasses(job, first, 2, num_ahead);
-    first += 2 * tile_rows;
+    first += num_passes * tile_rows;
   }
 }
 
@@ -185,15 +223,53 @@ TARGET_AMX void AddTwoPasses(const ValueJob& job, const std::byte* weights, int6
   _tile_stored(3, more_sums + kDimsOfWord, row_bytes);
 }
 
-void AddRows(const ValueJob& job, const std::byte* weights, float* sums, bool is_first) {
-  const int64_t num_groups = job.dims_padded / kDimsOfWord;
-  const int64_t num_ahead = is_first ? job.ahead.Of((num_groups + 3) / 4 * job.num_tiles) : 0;
-  int64_t group = 0;
-  for (; group + 4 <= num_groups; group += 4) {
-    AddGroups<4>(job, weights, group, sums + group * kDimsOfWord, num_ahead);
+// Adds to 16 dims of three full passes.
+TARGET_AMX void AddThreePasses(const ValueJob& job, const std::byte* weights, int64_t group,
+                               float* sums, int64_t num_ahead) {
+  const int64_t row_bytes = job.dims_padded * 4;
+  const int64_t pass_bytes = tile_rows * kRowTokens * 2;
+  const int64_t pass_sums = tile_rows * job.dims_padded;
+  Publish(sums);
+  _tile_loadd(0, sums, row_bytes);
+  _tile_loadd(1, sums + pass_sums, row_bytes);
+  _tile_loadd(2, sums + 2 * pass_sums, row_bytes);
+  for (int64_t tile = 0; tile < job.num_tiles; ++tile) {
+    const std::byte* tile_weights = weights + tile * kValueTokens * 2;
+    job.ahead.Ask(num_ahead);
+    _tile_loadd(6, job.v_tiles[tile].base + group * job.v_tiles[tile].dim_group_stride_bytes,
+                kLine);
+    _tile_loadd(3, tile_weights, kRowTokens * 2);
+    _tile_dpbf16ps(0, 3, 6);
+    _tile_loadd(4, tile_weights + pass_bytes, kRowTokens * 2);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(5, tile_weights + 2 * pass_bytes, kRowTokens * 2);
+    _tile_dpbf16ps(2, 5, 6);
   }
-  for (; group < num_groups; group += 2) {
-    AddGroups<2>(job, weights, group, sums + group * kDimsOfWord, num_ahead);
+  _tile_stored(0, sums, row_bytes);
+  _tile_stored(1, sums + pass_sums, row_bytes);
+  _tile_stored(2, sums + 2 * pass_sums, row_bytes);
+}
+
+// Adds to all dims of one, two or three passes; asks for `num_lines` in all.
+void AddPasses(const ValueJob& job, int64_t num_passes, const std::byte* weights, float* sums,
+               int64_t num_lines) {
+  const int64_t num_groups = job.dims_padded / kDimsOfWord;
+  const AheadLines ahead = {job.ahead.queue, num_lines};
+  for (int64_t group = 0; group < num_groups;) {
+    float* group_sums = sums + group * kDimsOfWord;
+    if (num_passes == 3) {
+      AddThreePasses(job, weights, group, group_sums, ahead.Of(num_groups * job.num_tiles));
+      group += 1;
+    } else if (num_passes == 2) {
+      AddTwoPasses(job, weights, group, group_sums, ahead.Of(num_groups / 2 * job.num_tiles));
+      group += 2;
+    } else if (group + 4 <= num_groups) {
+      AddGroups<4>(job, weights, group, group_sums, ahead.Of(num_groups / 4 * job.num_tiles));
+      group += 4;
+    } else {
+      AddGroups<2>(job, weights, group, group_sums, ahead.Of(num_groups / 2 * job.num_tiles));
+      group += 2;
+    }
   }
 }
 
@@ -202,20 +278,12 @@ void Value(const ValueJob& job) {
     const int64_t num_left = job.num_rows - first;
     const std::byte* weights = job.weights + first * kRowTokens * 2;
     float* sums = job.sums + first * job.dims_padded;
-    const bool is_second_whole = num_left >= 2 * tile_rows || job.has_spare_rows;
-    if (num_left > tile_rows && is_second_whole) {
-      const int64_t num_groups = job.dims_padded / kDimsOfWord;
-      const int64_t num_ahead = first == 0 ? job.ahead.Of(num_groups / 2 * job.num_tiles) : 0;
-      for (int64_t group = 0; group < num_groups; group += 2) {
-        AddTwoPasses(job, weights, group, sums + group * kDimsOfWord, num_ahead);
-      }
-      first += 2 * tile_rows;
-      continue;
-    }
-    const bool is_first = first == 0;
-    first += tile_rows;
-    if (num_left >= tile_rows || job.has_spare_rows) {
-      AddRows(job, weights, sums, is_first);
+    const int64_t num_lines = first == 0 ? job.ahead.num_lines : 0;
+    const int64_t num_passes =
+        job.has_spare_rows ? NumPassesAtOnce(num_left) : std::min<int64_t>(3, num_left / tile_rows);
+    first += std::max<int64_t>(1, num_passes) * tile_rows;
+    if (num_passes > 0) {
+      AddPasses(job, num_passes, weights, sums, num_lines);
       continue;
     }
     // The registers hold more rows than there are: work on a copy.
@@ -223,7 +291,7 @@ void Value(const ValueJob& job) {
     const auto num_bytes = static_cast<size_t>(num_left * job.dims_padded) * sizeof(float);
     std::memset(copy, 0, static_cast<size_t>(kMaxRows * job.dims_padded) * sizeof(float));
     std::memcpy(copy, sums, num_bytes);
-    AddRows(job, weights, copy, is_first);
+    AddPasses(job, 1, weights, copy, num_lines);
     std::memcpy(sums, copy, num_bytes);
   }
 }

@@ -109,9 +109,27 @@ void ForRows(const Job& job) {
   }
 }
 
+// Whole tiles of pairs: two dims of 16 tokens, interleaved.
+ATTEND_TARGET void PackKVecPairs(const std::byte* column, int64_t num_tokens, int64_t row_stride,
+                                 int64_t head_dim, std::byte* tile) {
+  if (num_tokens != kTileTokens || head_dim % kDimsOfWord != 0) {
+    return PackKVec<uint16_t>(column, num_tokens, row_stride, head_dim, tile);
+  }
+  for (int64_t d = 0; d < head_dim; d += 2, column += 4 * row_stride, tile += 64) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column + 2 * row_stride));
+    const __m256i low = _mm256_unpacklo_epi16(a, b);  // tokens 0-3 and 8-11
+    const __m256i high = _mm256_unpackhi_epi16(a, b);
+    auto* words = reinterpret_cast<__m256i*>(tile);
+    _mm256_storeu_si256(words, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(words + 1, _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
 template <AttendType kType, typename T>
 AttendKernels Kernels() {
   AttendKernels kernels = GenericKernels<kType, T>();
+  if (kType == AttendType::kBf16) kernels.pack_k_vec = PackKVecPairs;
   kernels.score = ForRows<ScoreJob, ScoreRows<kType, 1>, ScoreRows<kType, 2>, ScoreRows<kType, 3>,
                           ScoreRows<kType, 4>>;
   kernels.value = ForRows<ValueJob, ValueRows<kType, 1>, ValueRows<kType, 2>, ValueRows<kType, 3>,

@@ -62,16 +62,42 @@ ATTEND_TARGET inline __m256i RoundBf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+// While it lives, results below the smallest normal float are zero, and so are such operands: they
+// would cost a hundred cycles each.
+class TinyAsZero {
+ public:
+  explicit TinyAsZero(bool is_on) : is_on_(is_on), before_(is_on ? _mm_getcsr() : 0) {
+    constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
+    if (is_on_) _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero);
+  }
+  ~TinyAsZero() {
+    if (is_on_) _mm_setcsr(before_);
+  }
+  TinyAsZero(const TinyAsZero&) = delete;
+  TinyAsZero& operator=(const TinyAsZero&) = delete;
+
+ private:
+  const bool is_on_;
+  const unsigned before_;
+};
+
 ATTEND_TARGET inline __m512i RoundBf16Pair(__m512 first, __m512 second) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(RoundBf16(first)), RoundBf16(second), 1);
 }
 
 #include "attend_avx512_blocks.inc"
 
+template <int kLines>
+ATTEND_TARGET
+    __attribute__((always_inline)) inline void Exp2OfLines(const __mmask16 (&seen)[kLines],
+                                                           __m512 (&lines)[kLines]) {
+  for (int i = 0; i < kLines; ++i) lines[i] = Exp2(lines[i], seen[i]);
+}
+
 namespace widened {
 #define ATTEND_ROUND_BF16_PAIR RoundBf16Pair
 #define ATTEND_DOT_BF16 DotWidened
-#define ATTEND_EXP2_BF16 Exp2
+#define ATTEND_EXP2_BF16(is_whole, seen, lines) Exp2OfLines(seen, lines)
 #include "attend_avx512.inc"
 #undef ATTEND_EXP2_BF16
 #undef ATTEND_DOT_BF16
@@ -272,18 +298,24 @@ void Bounds(const BoundsJob& job) {
 #undef ATTEND_TARGET
 #define ATTEND_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,avx512bf16")))
 
-// 2^x for x <= 0 in `lanes` within 3e-6 of it, where bf16 keeps 4e-3; 0 below -126 and in the other
-// lanes. 2^0 is 1.
-ATTEND_TARGET __attribute__((always_inline)) inline __m512 Exp2ForBf16(__m512 x, __mmask16 lanes) {
+// 2^x for x <= 0 within 3e-6 of it, where bf16 keeps 4e-3, in place; where not the whole is seen, 0
+// in other lanes. 2^0 is 1. Expects TinyAsZero.
+template <int kLines>
+ATTEND_TARGET __attribute__((always_inline)) inline void Exp2ForBf16(
+    bool is_whole, const __mmask16 (&seen)[kLines], __m512 (&lines)[kLines]) {
   constexpr int kFromFloor = 1;
-  const __m512 r = _mm512_reduce_ps(x, kFromFloor);
-  __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(1.34266858e-2F), r, _mm512_set1_ps(5.22424717e-2F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.41280206e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93044845e-1F));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
-  const __mmask16 is_normal =
-      _mm512_mask_cmp_ps_mask(lanes, x, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
-  return _mm512_maskz_scalef_ps(is_normal, y, x);  // by 2^floor(x)
+  constexpr float kFactors[] = {5.22424717e-2F, 2.41280206e-1F, 6.93044845e-1F, 1.0F};
+  __m512 r[kLines];
+  __m512 y[kLines];
+  for (int i = 0; i < kLines; ++i) r[i] = _mm512_reduce_ps(lines[i], kFromFloor);
+  for (__m512& power : y) power = _mm512_set1_ps(1.34266858e-2F);
+  for (const float factor : kFactors) {
+    for (int i = 0; i < kLines; ++i) y[i] = _mm512_fmadd_ps(y[i], r[i], _mm512_set1_ps(factor));
+  }
+  for (int i = 0; i < kLines; ++i) {  // by 2^floor(x)
+    lines[i] = is_whole ? _mm512_scalef_ps(y[i], lines[i])
+                        : _mm512_maskz_scalef_ps(seen[i], y[i], lines[i]);
+  }
 }
 
 namespace paired {
@@ -298,6 +330,12 @@ namespace paired {
 #undef ATTEND_ROUND_BF16_PAIR
 }  // namespace paired
 
+// Weights that are not rounded keep their precision.
+template <void (*kRounded)(const SoftmaxJob&)>
+void SoftmaxForBf16(const SoftmaxJob& job) {
+  job.weights == nullptr ? widened::Softmax<AttendType::kF32>(job) : kRounded(job);
+}
+
 #undef ATTEND_TARGET
 
 }  // namespace
@@ -308,8 +346,8 @@ bool HasPairProducts() {
 
 AttendKernels AttendKernelsOf(AttendType type, bool has_pair_products) {
   AttendKernels kernels = generic::GenericKernels<AttendType::kBf16, uint16_t>();
-  kernels.softmax =
-      has_pair_products ? paired::Softmax<AttendType::kBf16> : widened::Softmax<AttendType::kBf16>;
+  kernels.softmax = has_pair_products ? SoftmaxForBf16<paired::Softmax<AttendType::kBf16>>
+                                      : SoftmaxForBf16<widened::Softmax<AttendType::kBf16>>;
   kernels.sums = Sums;
   kernels.maxima = Maxima;
   kernels.bounds = Bounds<AttendType::kBf16>;

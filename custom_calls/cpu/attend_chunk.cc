@@ -4,20 +4,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "blockcompact/streaming.h"
 #include "scratch.h"
 
 namespace blockcompact {
 namespace {
 
 constexpr float kNothingSeen = -__builtin_inff();
-
-uint16_t RoundToBf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40U);
-  return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
-}
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -75,9 +67,13 @@ class ChunkTask {
       PlanAhead(seen, next_place);
       RunStep(Intersect(seen, {step_, step_ + kStepTokens}));
     }
+    float* row_sums = step_mass_;
+    kernels_.sums({lanes_, kLanes, num_rows, row_sums});
     for (int64_t row = 0; row < num_rows; ++row) {
-      batch_.maximum[CellOf(row)] = maximum_[row] * std::fabs(batch_.call->scale);
-      batch_.sum[CellOf(row)] = SumOfLanes(lanes_ + row * kLanes);
+      const bool has_seen = maximum_[row] != kNothingSeen;
+      batch_.maximum[CellOf(row)] =
+          has_seen ? maximum_[row] * std::fabs(batch_.call->scale) : kNothingSeen;
+      batch_.sum[CellOf(row)] = row_sums[row];
     }
     std::copy_n(sums_, num_rows * batch_.dims_padded,
                 batch_.sums + PlaceOf(0) * batch_.dims_padded);
@@ -112,21 +108,18 @@ class ChunkTask {
     const int64_t num_before = queue_->num_lines();
     const int64_t next_step = step_ + kStepTokens;
     if (next_step < seen.end) {
-      AddStep(reader_, Intersect(seen, {next_step, next_step + kStepTokens}));
+      const KeyRange keys = Intersect(seen, {next_step, next_step + kStepTokens});
+      reader_.AddTo(queue_, keys.begin, keys.end, /*has_values=*/true);
     } else if (next_place != nullptr) {
       const TileReader reader(*batch_.sequence, kernels_, next_place->kv_head, nullptr);
       const KeyRange keys = batch_.SeenOfChunk(next_place->chunk);
-      AddStep(reader, Intersect(keys, {keys.begin, StepOf(keys.begin) + kStepTokens}));
+      const int64_t end = std::min(keys.end, StepOf(keys.begin) + kStepTokens);
+      reader.AddTo(queue_, keys.begin, end, /*has_values=*/true);
     }
     constexpr int64_t kRowsOfTiles = 24;  // whose softmax takes as long as the products
     const int64_t num_lines = queue_->num_lines() - num_before;
     softmax_lines_ = num_lines * batch_.num_rows() / (batch_.num_rows() + kRowsOfTiles);
     tile_lines_ = (num_lines - softmax_lines_ + 1) / 2;
-  }
-
-  void AddStep(const TileReader& reader, KeyRange keys) {
-    reader.AddTo(queue_, keys.begin, keys.end, 0);
-    reader.AddTo(queue_, keys.begin, keys.end, 1);
   }
 
   void RunStep(KeyRange seen) {
@@ -159,8 +152,9 @@ class ChunkTask {
     const int64_t row = query * batch_.heads_per_kv;
     SoftmaxJob job;
     job.scores = scores_ + row * kRowTokens;
+    job.row_tokens = kRowTokens;
     job.weights = is_bf16() ? rounded_ + 2 * row * kRowTokens : nullptr;
-    job.keeps_weights = has_mass();
+    job.keeps_weights = has_mass() || !is_bf16();
     job.num_rows = (end - query) * batch_.heads_per_kv;
     job.begin = seen.begin - step_;
     job.end = seen.end - step_;
@@ -183,9 +177,10 @@ class ChunkTask {
   void AddMass(int64_t first_row, int64_t num_rows, KeyRange seen) {
     const KeySequence& sequence = *batch_.sequence;
     const int64_t first_column = sequence.RunAt(first_key_, first_key_ + 1).column();
+    TokenRun run = sequence.RunAt(seen.begin, seen.end);
     for (int64_t key = seen.begin; key < seen.end;) {
-      const TokenRun run = sequence.RunAt(key, seen.end);
-      const int64_t max_blocks = batch_.call->max_blocks - run.column();
+      const int64_t column = run.column();
+      const int64_t max_blocks = batch_.call->max_blocks - column;
       if (max_blocks <= 0) return;
       BlocksJob job = {scores_ + first_row * kRowTokens + key - step_,
                        run.num_tokens,
@@ -193,15 +188,17 @@ class ChunkTask {
                        step_mass_,
                        num_rows,
                        kRowTokens};
-      do {
+      for (bool is_next = true; is_next;) {
         ++job.num_blocks;
         key += run.num_tokens;
-      } while (key < seen.end && job.num_blocks < max_blocks &&
-               sequence.RunAt(key, seen.end).num_tokens == run.num_tokens);
+        if (key >= seen.end) break;
+        run = sequence.RunAfter(run, key, seen.end);
+        is_next = run.num_tokens == job.block_tokens && job.num_blocks < max_blocks;
+      }
       kernels_.sums(job);
       const float* sums = step_mass_;
-      for (int64_t row = first_row; row < first_row + num_rows; ++row, sums += job.num_blocks) {
-        float* mass = MassOf(row) + run.column() - first_column;
+      float* mass = MassOf(first_row) + column - first_column;
+      for (int64_t row = 0; row < num_rows; ++row, sums += job.num_blocks, mass += num_mass()) {
         for (int64_t i = 0; i < job.num_blocks; ++i) mass[i] += sums[i];
       }
     }
@@ -304,33 +301,6 @@ class ChunkTask {
   int64_t tile_lines_ = 0;     // beside its scores, and as many beside its weighted sums
 };
 
-void WriteRow(const AttendCall& call, const float* values, int64_t head, int64_t query) {
-  std::byte* out = call.out.row(head, query);
-  if (call.type == AttendType::kF32) {
-    std::memcpy(out, values, static_cast<size_t>(call.head_dim) * sizeof(float));
-    return;
-  }
-  for (int64_t d = 0; d < call.head_dim; ++d) {
-    const uint16_t rounded = RoundToBf16(values[d]);
-    std::memcpy(out + 2 * d, &rounded, sizeof(rounded));
-  }
-}
-
-void WriteMass(const AttendBatch& batch, const float* shares, int64_t kv_head, int64_t row,
-               int64_t head, int64_t query) {
-  const AttendCall& call = *batch.call;
-  float* out = reinterpret_cast<float*>(call.block_mass.row(head, query));
-  std::fill_n(out, call.max_blocks, 0.0F);
-  for (int64_t chunk = 0; chunk < batch.num_chunks; ++chunk) {
-    const int64_t key = (batch.first_chunk + chunk) * kChunkTokens;
-    const int64_t column = batch.sequence->RunAt(key, key + 1).column();
-    const int64_t place = (kv_head * batch.num_chunks + chunk) * batch.num_rows() + row;
-    const float* mass = batch.mass + place * batch.max_chunk_columns;
-    const int64_t count = std::min(batch.max_chunk_columns, call.max_blocks - column);
-    for (int64_t i = 0; i < count; ++i) out[column + i] += shares[chunk] * mass[i];
-  }
-}
-
 }  // namespace
 
 KeyRange AttendBatch::Seen(int64_t query) const {
@@ -366,28 +336,6 @@ void AttendChunk(const AttendBatch& batch, const ChunkPlace& place, const ChunkP
   if (batch.kernels.enter != nullptr) batch.kernels.enter(batch.num_rows());
   ChunkTask(batch, place.kv_head, place.chunk, scratch).Run(next_place);
   if (batch.kernels.leave != nullptr) batch.kernels.leave();
-}
-
-void MergeChunks(const AttendBatch& batch, int64_t kv_head) {
-  const AttendCall& call = *batch.call;
-  thread_local Scratch scratch;
-  scratch.Reset((batch.dims_padded + batch.num_chunks) * 4, 2);
-  float* values = scratch.Take<float>(batch.dims_padded);
-  float* shares = scratch.Take<float>(batch.num_chunks);
-  for (int64_t row = 0; row < batch.num_rows(); ++row) {
-    const int64_t head = kv_head * batch.heads_per_kv + row % batch.heads_per_kv;
-    const int64_t query = batch.first_query + row / batch.heads_per_kv;
-    const int64_t cell = (kv_head * batch.num_rows() + row) * batch.num_chunks;
-    const int64_t place = kv_head * batch.num_chunks * batch.num_rows() + row;
-    const float log_sum_exp = batch.kernels.merge(
-        {batch.maximum + cell, batch.sum + cell, batch.sums + place * batch.dims_padded,
-         batch.num_rows() * batch.dims_padded, batch.num_chunks, batch.dims_padded, values,
-         shares});
-    WriteRow(call, values, head, query);
-    if (call.log_sum_exp != nullptr)
-      call.log_sum_exp[head * call.num_queries + query] = log_sum_exp;
-    if (batch.mass != nullptr) WriteMass(batch, shares, kv_head, row, head, query);
-  }
 }
 
 }  // namespace blockcompact

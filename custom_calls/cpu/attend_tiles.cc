@@ -55,19 +55,22 @@ Pieces PiecesOf(const TokenRun& run, int64_t kv) {
 
 }  // namespace
 
-void TileReader::AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const {
-  while (key < end) {
-    const TokenRun run = sequence_.RunAt(key, end);
-    Pieces pieces = PiecesOf(run, kv);
-    if (pieces.stride_bytes == pieces.piece_bytes) {
-      pieces.piece_bytes *= pieces.num_pieces;
-      pieces.num_pieces = 1;
-    }
-    const std::byte* piece = run.segment->head(run.entry, kv, kv_head_) + pieces.offset_bytes;
-    for (int64_t i = 0; i < pieces.num_pieces; ++i, piece += pieces.stride_bytes) {
-      queue->Add(piece, pieces.piece_bytes);
+void TileReader::AddTo(PrefetchQueue* queue, int64_t key, int64_t end, bool has_values) const {
+  if (key >= end) return;
+  for (TokenRun run = sequence_.RunAt(key, end);; run = sequence_.RunAfter(run, key, end)) {
+    for (int64_t kv = 0; kv <= (has_values ? 1 : 0); ++kv) {
+      Pieces pieces = PiecesOf(run, kv);
+      if (pieces.stride_bytes == pieces.piece_bytes) {
+        pieces.piece_bytes *= pieces.num_pieces;
+        pieces.num_pieces = 1;
+      }
+      const std::byte* piece = run.segment->head(run.entry, kv, kv_head_) + pieces.offset_bytes;
+      for (int64_t i = 0; i < pieces.num_pieces; ++i, piece += pieces.stride_bytes) {
+        queue->Add(piece, pieces.piece_bytes);
+      }
     }
     key += run.num_tokens;
+    if (key >= end) return;
   }
 }
 
@@ -184,10 +187,15 @@ void TileReader::ReadKeys(const TilePlaces& places, int64_t key, int64_t end, st
                           ScoreJob* job) const {
   const int64_t tile_bytes = kTileTokens * job->dims_padded * shape().element_bytes;
   const std::byte* const* k = places.k + (key - places.first_key) / kTileTokens;
+  const int64_t tile_lines = job->ahead.num_lines / (2 * kGroupTiles);
   for (int64_t i = 0; i < kGroupTiles; ++i, key += kTileTokens, scratch += tile_bytes) {
     if (key >= end) {
       job->k_tiles[i] = job->k_tiles[i - 1];
     } else {
+      if (k[i] == nullptr) {
+        job->ahead.Ask(tile_lines);
+        job->ahead.num_lines -= tile_lines;
+      }
       job->k_tiles[i] = k[i] != nullptr ? k[i] : K(key, scratch);
     }
     if (k[i] == nullptr) PrefetchRows(key + kGroupTokens, 0);

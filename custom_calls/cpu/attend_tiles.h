@@ -1,6 +1,7 @@
 // Keys and values of the segments, seen as one sequence of tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "blockcompact/attend.h"
@@ -50,6 +51,15 @@ struct KeySequence {
 
   // The tokens from `key` on that lie in its block, at most up to key `end`.
   TokenRun RunAt(int64_t key, int64_t end) const;
+
+  // The run after one that ends at `key`, without a division where that is in the next block.
+  TokenRun RunAfter(const TokenRun& run, int64_t key, int64_t end) const {
+    const KeySegment& segment = *run.segment;
+    const int64_t segment_end = segment.first_key + segment.num_keys;
+    if (key >= segment_end) return RunAt(key, end);
+    return {&segment, run.entry + 1, 0,
+            std::min(segment.shape().block_tokens, std::min(end, segment_end) - key)};
+  }
 };
 
 // Where neighbouring tiles of a KV head lie in tile order, null where one does not: at most those
@@ -77,12 +87,13 @@ class TileReader {
   void FindPlaces(int64_t first_key, int64_t num_keys, TilePlaces* places) const;
 
   // Fills in the K tiles of the group of `key`; the keys at `end` and beyond are scored and not
-  // looked at. `scratch` has room for the tiles of a group.
+  // looked at. `scratch` has room for the tiles of a group. Half of the job's lines ahead are asked
+  // for where tiles are put in order.
   void ReadKeys(const TilePlaces& places, int64_t key, int64_t end, std::byte* scratch,
                 ScoreJob* job) const;
 
-  // Adds the bytes of the keys [key, end) in K (kv 0) or V (kv 1) to what will be read soon.
-  void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, int64_t kv) const;
+  // Adds the bytes of the keys [key, end), and of their values, to what will be read soon.
+  void AddTo(PrefetchQueue* queue, int64_t key, int64_t end, bool has_values) const;
 
   // Asks for the rows of a tile that will be read soon, where it lies as plain rows.
   void PrefetchRows(int64_t key, int64_t kv) const;

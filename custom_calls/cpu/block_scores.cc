@@ -19,7 +19,7 @@ constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBatchRows = 32;    // rows of a KV head that meet a tile while it is at hand
 constexpr int64_t kPartTokens = 256;  // scored before they are reduced: at most
 constexpr int64_t kScoreRowTokens = kPartTokens + 16;  // no power of two: rows share no cache set
-constexpr int64_t kGroupsAhead = 2;  // whose keys are asked for before they are met
+constexpr int64_t kGroupsAhead = 4;  // whose keys are asked for before they are met
 static_assert(kPartTokens <= kChunkTokens);
 
 int64_t NumColumns(const KeyBlocks& keys, const ScoreCall& call) {
@@ -31,30 +31,28 @@ int64_t RowStride(const KeyBlocks& keys, const ScoreCall& call) {
   return call.row_stride > 0 ? call.row_stride : NumColumns(keys, call);
 }
 
-// Of blocks of at most kPartTokens scores.
-float LogSumExp(const AttendKernels& kernels, const float* scores, int64_t count) {
-  alignas(64) float weights[kPartTokens];
-  std::memcpy(weights, scores, static_cast<size_t>(count) * sizeof(float));
-  float maximum = kNoKey;
-  float lanes[kLanes] = {};
+// Of at most kPartTokens scores a row. Each block is a row of a softmax.
+void LogSumExps(const AttendKernels& kernels, const BlocksJob& blocks) {
+  float maximum[kPartTokens];
+  alignas(64) float lanes[kPartTokens * kLanes];
   SoftmaxJob job = {};
-  job.scores = weights;
-  job.num_rows = 1;
-  job.end = count;
-  job.write_end = (count + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
+  job.num_rows = blocks.num_blocks;
+  job.row_tokens = blocks.block_tokens;
+  job.end = blocks.block_tokens;
+  job.write_end = (job.end + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
   job.scale = 1.0F;
-  job.maximum = &maximum;
+  job.maximum = maximum;
   job.lanes = lanes;
-  kernels.softmax(job);
-  return maximum + std::log(SumOfLanes(lanes));
-}
-
-void LogSumExps(const AttendKernels& kernels, const BlocksJob& job) {
-  float* result = job.results;
-  for (int64_t row = 0; row < job.num_rows; ++row) {
-    const float* scores = job.values + row * job.row_tokens;
-    for (int64_t block = 0; block < job.num_blocks; ++block, scores += job.block_tokens) {
-      *result++ = LogSumExp(kernels, scores, job.block_tokens);
+  float* result = blocks.results;
+  for (int64_t row = 0; row < blocks.num_rows; ++row) {
+    std::fill_n(maximum, job.num_rows, kNoKey);
+    std::fill_n(lanes, job.num_rows * kLanes, 0.0F);
+    // Nothing is written there: the scores of the next block are read and left out.
+    job.scores = const_cast<float*>(blocks.values) + row * blocks.row_tokens;
+    kernels.softmax(job);
+    kernels.sums({lanes, kLanes, job.num_rows, result});
+    for (int64_t block = 0; block < job.num_rows; ++block, ++result) {
+      *result = maximum[block] + std::log(*result);
     }
   }
 }
@@ -142,7 +140,7 @@ class ScoreTask {
     thread_local PrefetchQueue queue;
     queue.Clear();
     const TileReader reader(sequence_, kernels_, kv_head_, rows_);
-    reader.AddTo(&queue, first_key, end, 0);
+    reader.AddTo(&queue, first_key, end, /*has_values=*/false);
     const int64_t num_groups = std::max<int64_t>(1, (end - first_key) / kGroupTokens);
     ahead_ = {&queue, (queue.num_lines() + num_groups - 1) / num_groups};
     queue.Ask(kGroupsAhead * ahead_.num_lines);

@@ -100,6 +100,43 @@ def test_the_numpy_reference_agrees_with_the_naive_model(rng):
     )
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("slope", [2**-6, -(2**-6), 0.5])  # scores are exact
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_scores_that_rise_or_fall_with_the_keys(scale, slope, dtype, impl, rng):
+    """The largest score so far grows with every step, or never; early sums fade, or stay."""
+    sequence = random_sequence(
+        rng, dtype, kv_heads=1, group=3, num_queries=6, num_keys=1100, dims=64
+    )
+    sequence.queries[...] = 1
+    sequence.keys[...] = (slope * np.arange(1100)[None, :, None] / 64).astype(dtype)
+    with pools_of(rng, sequence, [(1100, 32, "amx")]) as segments:
+        result = host_pool_attend(sequence.queries, segments, scale=scale, max_blocks=35)
+    out, weights, log_sum_exp = naive_attend(
+        sequence.queries, sequence.keys, sequence.values, scale=scale
+    )
+    close(result.out, out, dtype)
+    close(result.log_sum_exp, log_sum_exp, F32)
+    np.testing.assert_allclose(
+        result.block_mass, naive_mass(weights, (1100,), 32, 35), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_scale_of_zero_weighs_the_seen_keys_alike(dtype, impl, rng):
+    """Also where a query sees nothing of the last chunk."""
+    sequence = random_sequence(
+        rng, dtype, kv_heads=1, group=2, num_queries=9, num_keys=1030, dims=32
+    )
+    with pools_of(rng, sequence, [(1030, 32, "amx")]) as segments:
+        result = host_pool_attend(sequence.queries, segments, scale=0.0, window_tokens=10)
+    out, _, log_sum_exp = naive_attend(
+        sequence.queries, sequence.keys, sequence.values, scale=0.0, window=10
+    )
+    close(result.out, out, dtype)
+    close(result.log_sum_exp, log_sum_exp, F32)
+
+
 def test_extreme_scores_stay_finite(impl, rng):
     """Weights that underflow are zero; a single key takes all mass."""
     sequence = random_sequence(rng, F32, kv_heads=1, group=1, num_queries=2, num_keys=80, dims=32)

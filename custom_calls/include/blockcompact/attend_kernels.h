@@ -72,15 +72,16 @@ struct ValueJob {
   AheadLines ahead;
 };
 
-inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights
+inline constexpr int64_t kLanes = 16;  // partial sums of a row's weights, which `sums` adds up
 
 // One step of the softmax of rows that see the same keys: [begin, end) is seen, [write_begin,
 // write_end) is written. Weights are exp(|scale| * (score - maximum)) of the largest score so far;
 // where a step finds a larger one, what was summed before is scaled.
 struct SoftmaxJob {
-  float* scores;       // in: dot products, rows kRowTokens apart; out: weights, 0 where not seen
-  std::byte* weights;  // bf16: the same, rounded; null: not wanted
-  bool keeps_weights;  // bf16: whether the scores are overwritten
+  float* scores;       // in: dot products; out, where wanted: weights, 0 where not seen
+  int64_t row_tokens;  // distance of two rows of scores
+  bool keeps_weights;  // whether scores are overwritten
+  std::byte* weights;  // bf16: the same, rounded, rows kRowTokens apart; null: not wanted
   int64_t num_rows;
   int64_t begin, end;              // not empty
   int64_t write_begin, write_end;  // multiples of kGroupTokens around it
@@ -93,16 +94,6 @@ struct SoftmaxJob {
   int64_t num_mass;
   AheadLines ahead;
 };
-
-// The sum of a row's weights, in one order for all.
-inline float SumOfLanes(const float* lanes) {
-  float sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-  }
-  return sums[0];
-}
 
 // Values of neighbouring blocks of some rows, each block reduced to one.
 struct BlocksJob {
