@@ -6,7 +6,12 @@
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.
 Without a policy the backend is vLLM's own. A phase is one period of re-selection, in which every
-request is scored once, after one step that is thrown away. All samples are stored.
+request is scored and selects once, after two steps that are thrown away: after another policy's
+phase all requests are scored in the first and select in the second. Each round begins with another
+policy. All samples are stored.
+
+`bound` is what no selection can be faster than: vLLM's own kernel on a tenth of each request's keys
+(the oldest, the same in all layers), with nothing scored, selected or looked up.
 
 `--lossless` measures self-speculation instead, in an engine of its own: a phase without drafts is
 stock vLLM there, and steps give several tokens, so that tokens a second are compared.
@@ -19,19 +24,28 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from stored import store
 
+from torch_bridge.vllm.compaction import AttendCounts, StepCompaction
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.engine_checks import PROPOSER
+from torch_bridge.vllm.kv_blocks import LAYOUTS, KVBlocks
+from torch_bridge.vllm.steps import StepTables
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's steps are timed from here
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 POLICIES = {"stock": None, "identity": "100%", "attend": "10%"}
+BOUND, BOUND_SHARE = "bound", 10  # a tenth, as the budget
+NUM_WARM_UP_STEPS = 2  # the first scores all requests, the second selects for all
 MODEL = "smollm2-135m"
 RESELECT_EVERY_TOKENS = 16
 LOSSLESS_BUDGET, NUM_DRAFT_TOKENS, LOSSLESS_EVERY_TOKENS = "10%", 8, 48
@@ -87,7 +101,7 @@ class Engine:
         self.compactions = {
             name: budget and self.builder.make_compaction(parse_config(asked(budget)))
             for name, budget in POLICIES.items()
-        }
+        } | {BOUND: TenthOfKeys(self.builder.layer_names, self.builder.block_size)}
 
     def start(self, max_sequences: int, additional_config: dict[str, Any], **options: Any) -> None:
         """Loads the model."""
@@ -113,30 +127,48 @@ class Engine:
     def measure(self, num_sequences: int, context: int, num_rounds: int) -> dict[str, Any]:
         """Step times of every policy, in milliseconds."""
         names = self.prefill(num_sequences, context)
-        samples: dict[str, list[list[float]]] = {name: [] for name in POLICIES}
-        shares = {}
-        for _ in range(num_rounds):
-            for name, compaction in self.compactions.items():
-                self.builder.compaction = compaction
-                steps = [self.step() for _ in range(1 + RESELECT_EVERY_TOKENS)]
-                samples[name].append(steps[1:])
-                if compaction is not None:
-                    shares[name] = compaction.counts.num_keys / compaction.counts.num_full_keys
+        order = list(self.compactions)
+        phases: dict[str, list[Phase]] = {name: [] for name in order}
+        for number in range(num_rounds):
+            first = number % len(order)
+            for name in order[first:] + order[:first]:
+                phases[name].append(self.phase_of(self.compactions[name]))
         if len(self.running()) != num_sequences:
             sys.exit("a request ended or was preempted while it was measured; lower --rounds")
         self.core.abort_request(names)
-        flat = {name: [t for phase in phases for t in phase] for name, phases in samples.items()}
+        samples = {name: [phase.steps_ms for phase in done] for name, done in phases.items()}
+        flat = {name: [t for steps in done for t in steps] for name, done in samples.items()}
         mean = {name: statistics.fmean(steps) for name, steps in flat.items()}
+        median = {name: statistics.median(steps) for name, steps in flat.items()}
         return {
             "sequences": num_sequences,
             "context": context,
             "mean_step_ms": {name: round(value, 2) for name, value in mean.items()},
-            "median_step_ms": {n: round(statistics.median(s), 2) for n, s in flat.items()},
+            "median_step_ms": {name: round(value, 2) for name, value in median.items()},
+            "median_step_ms_by_requests_scored": by_num_scored(phases["attend"]),
             "tokens_per_s": {n: round(1e3 * num_sequences / v, 1) for n, v in mean.items()},
             "step_time_of_stock": {n: round(v / mean["stock"], 3) for n, v in mean.items()},
-            "attended_share_of_keys": {name: round(share, 4) for name, share in shares.items()},
+            "attended_share_of_keys": {
+                name: round(done[-1].attended_share, 4) for name, done in phases.items()
+            },
+            "requests_scored": [phase.num_scored for phase in phases["attend"]],
             "samples_ms": samples,
         }
+
+    def phase_of(self, compaction: Any) -> Phase:
+        """One period of re-selection under a policy."""
+        self.builder.compaction = compaction
+        for _ in range(NUM_WARM_UP_STEPS):
+            self.step()
+        counts = AttendCounts() if compaction is None else compaction.counts
+        before, steps, num_scored = replace(counts), [], []
+        for _ in range(RESELECT_EVERY_TOKENS):
+            scored_before = counts.num_scored
+            steps.append(self.step())
+            num_scored.append(counts.num_scored - scored_before)
+        num_full_keys = counts.num_full_keys - before.num_full_keys
+        num_keys = counts.num_keys - before.num_keys
+        return Phase(steps, num_scored, num_keys / num_full_keys if num_full_keys else 1.0)
 
     def prefill(self, num_sequences: int, context: int) -> list[str]:
         """Admits requests of different texts and runs until all decode."""
@@ -170,6 +202,60 @@ class Engine:
         begun = time.perf_counter()
         self.core.step()
         return (time.perf_counter() - begun) * 1e3
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a policy.
+
+    Attributes:
+        steps_ms: of each step.
+        num_scored: requests scored in each step.
+        attended_share: keys attended to, of all keys.
+    """
+
+    steps_ms: list[float]
+    num_scored: list[int]
+    attended_share: float
+
+
+def by_num_scored(phases: Iterable[Phase]) -> dict[str, float]:
+    """Median step times, by the number of requests that were scored in the step."""
+    times: dict[str, list[float]] = {}
+    for phase in phases:
+        for number, step_ms in zip(phase.num_scored, phase.steps_ms, strict=True):
+            times.setdefault(str(number), []).append(step_ms)
+    return {number: round(statistics.median(times[number]), 2) for number in sorted(times)}
+
+
+class TenthOfKeys:
+    """In the place of a policy: every row attends to the oldest tenth of its keys.
+
+    Attributes:
+        counts: keys attended to so far.
+    """
+
+    def __init__(self, layer_names: list[str], block_tokens: int) -> None:
+        self.layer_names, self.block_tokens = layer_names, block_tokens
+        self.counts = AttendCounts()
+        self.blocks = KVBlocks(layout=LAYOUTS["vec"], num_layer_rows=0)  # nothing is scored
+
+    def begin_step(
+        self, block_table: np.ndarray, num_tokens: np.ndarray, is_decoding: np.ndarray
+    ) -> StepCompaction:
+        """What each layer attends to."""
+        num_keys = -(-num_tokens // BOUND_SHARE)
+        num_entries = -(-int(num_keys.max()) // self.block_tokens)
+        table = np.ascontiguousarray(block_table[:, :num_entries])
+        self.counts.num_keys += int(num_keys.sum())
+        self.counts.num_full_keys += int(num_tokens.sum())
+        return StepCompaction(
+            tables=StepTables(block_table=table[None], num_keys=num_keys),
+            block_table_by_layer_name=dict.fromkeys(self.layer_names, torch.from_numpy(table)),
+            row_by_layer_name={},
+            scored={},
+            blocks=self.blocks,
+        )
 
 
 class LosslessEngine(Engine):

@@ -173,9 +173,11 @@ def mass_from_log_sum_exp(
     """
     _check_float32("log_sum_exps", log_sum_exps)
     given = jnp.asarray(log_sum_exps)
-    blocks_first = jnp.moveaxis(jnp.where(jnp.isfinite(given), given, -jnp.inf), -1, 0)
-    total = _log_sum_exp_first_axis(blocks_first)[..., None]
-    return jnp.exp(given - total)
+    is_finite = jnp.isfinite(given)
+    maximum = jnp.max(jnp.where(is_finite, given, -jnp.inf), axis=-1, keepdims=True)
+    weights = jnp.exp(given - jnp.where(jnp.isfinite(maximum), maximum, 0.0))
+    total = _sum_first_axis(jnp.moveaxis(jnp.where(is_finite, weights, 0.0), -1, 0))
+    return weights / total[..., None]
 
 
 def page_bounds(

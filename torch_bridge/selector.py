@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int32
 from blockcompact_jax.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
 from blockcompact_jax.errors import Result, ResultCode, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.scores import reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
 from torch_bridge.policy import selection_policy
@@ -169,5 +170,6 @@ def _select(
         selection_revision=0,
         geometry=geometry,
         policy=policy,
+        operations=NativeOperations(),
     )
     return selection.want, selection.num_want, selection.result

@@ -313,7 +313,7 @@ def test_requests_that_start_together_are_scored_apart(every):
 def test_a_budget_of_everything_never_compacts(num_prompt, monkeypatch):
     engine = make_engine("100%", 1)
     monkeypatch.setattr(
-        compaction_module, "build_tables", lambda *_, **__: pytest.fail("tables were built")
+        compaction_module.TableKeeper, "build", lambda *_, **__: pytest.fail("tables were built")
     )
     engine.admit(1, num_prompt)
     for _ in range(2 * mini.B):

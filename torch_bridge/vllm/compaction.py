@@ -6,7 +6,7 @@ Knows blocks, tables and lengths; of vLLM it knows nothing but the tensors it is
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
 from torch_bridge.vllm.periods import ScoringPeriod, scoring_period
 from torch_bridge.vllm.requests import DecodingRequest, RequestTracker, RetainedRequests
-from torch_bridge.vllm.steps import StepTables, build_tables
+from torch_bridge.vllm.steps import StepTables, TableKeeper
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,22 @@ class StepCompaction:
         self.period.scoring_us += (time.perf_counter() - begin) * 1e6
 
 
+class _LayerTables:
+    """Each layer's part of a step's tables as a tensor, made anew where the arrays are others."""
+
+    def __init__(self, layer_names: Iterable[str]) -> None:
+        self._names = tuple(layer_names)
+        self._array: Int32[np.ndarray, "row batch entries"] | None = None
+        self._by_layer_name: dict[str, torch.Tensor] = {}
+
+    def of(self, tables: StepTables) -> dict[str, torch.Tensor]:
+        if self._array is not tables.block_table:
+            self._array = tables.block_table
+            by_row = torch.from_numpy(tables.block_table)
+            self._by_layer_name = dict(zip(self._names, by_row, strict=True))
+        return self._by_layer_name
+
+
 @dataclass
 class AttendCounts:
     """What the attend policy did so far.
@@ -169,6 +185,10 @@ class GroupCompaction:
         )
         self._is_retaining = is_retaining
         self._blocks = KVBlocks(layout=layout, num_layer_rows=geometry.num_rows)
+        self._keeper = TableKeeper(
+            num_layer_rows=geometry.num_rows, block_tokens=self._block_tokens
+        )
+        self._layer_tables = _LayerTables(self._row_by_layer_name)
         self._scoring: list[ScoredRequest] = []
         self.counts = AttendCounts()
         self._selector.warm_up()
@@ -203,13 +223,7 @@ class GroupCompaction:
         if not has_selection and not any(is_scored):
             self.counts.num_keys += num_full_keys
             return None
-        tables = build_tables(
-            requests,
-            block_table,
-            num_tokens,
-            num_layer_rows=self._geometry.num_rows,
-            block_tokens=self._block_tokens,
-        )
+        tables = self._keeper.build(requests, block_table, num_tokens)
         self.counts.num_keys += int(tables.num_keys[is_decoding].sum())
         return self._step(requests, is_scored, tables)
 
@@ -221,15 +235,12 @@ class GroupCompaction:
     ) -> StepCompaction:
         return StepCompaction(
             tables=tables,
-            block_table_by_layer_name=self._by_layer_name(tables),
+            block_table_by_layer_name=self._layer_tables.of(tables),
             row_by_layer_name=self._row_by_layer_name,
             scored=self._begin_scoring(requests, is_scored),
             blocks=self._blocks,
             period=self._period,
         )
-
-    def _by_layer_name(self, tables: StepTables) -> dict[str, torch.Tensor]:
-        return dict(zip(self._row_by_layer_name, torch.from_numpy(tables.block_table), strict=True))
 
     def _begin_scoring(
         self, requests: list[DecodingRequest | None], is_scored: list[bool]
