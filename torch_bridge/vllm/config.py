@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
 
-
 DEFAULT_EVERY_TOKENS = 16
 """Period where none is given, and the one that "auto" starts with."""
 
@@ -84,25 +83,26 @@ def _parse(given: Any) -> AttendConfig:
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
     rest = {name: given[name] for name in _PERIOD_NAMES if name in given}
-    _check_period(policy, AttendConfig(policy=policy, budget=budget, **rest))
-    return AttendConfig(policy=policy, budget=budget, **rest)
+    config = AttendConfig(policy=policy, budget=budget, **rest)
+    _check_period(config)
+    return config
 
 
 _PERIOD_NAMES = ("reselect_every_tokens", "max_mass_lost", "decision_log")
 
 
-def _check_period(policy: PolicyName, config: AttendConfig) -> None:
+def _check_period(config: AttendConfig) -> None:
     from blockcompact_jax.budget import OptionError
     from torch_bridge.held import check_every_tokens
 
     check_every_tokens(config.reselect_every_tokens, config.max_mass_lost)
-    if config.max_mass_lost is not None and policy != "attend":
+    if config.max_mass_lost is not None and config.policy != "attend":
         raise OptionError(
-            f"`max_mass_lost` is given with `policy` {policy!r}, expected 'attend': only there it "
+            f"`max_mass_lost` is given with `policy` {config.policy!r}, expected 'attend': only there it "
             "bounds the choice of a period"
         )
     is_logged = config.decision_log is not None
-    if policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
+    if config.policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
         name = "decision_log" if is_logged else "reselect_every_tokens"
         raise OptionError(
             f"`{name}` is {getattr(config, name)!r} with `policy` 'retain', expected a number of "
