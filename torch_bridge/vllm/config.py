@@ -98,8 +98,8 @@ def _check_period(config: AttendConfig) -> None:
     check_every_tokens(config.reselect_every_tokens, config.max_mass_lost)
     if config.max_mass_lost is not None and config.policy != "attend":
         raise OptionError(
-            f"`max_mass_lost` is given with `policy` {config.policy!r}, expected 'attend': only there it "
-            "bounds the choice of a period"
+            f"`max_mass_lost` is given with `policy` {config.policy!r}, expected 'attend': only "
+            "there it bounds the choice of a period"
         )
     is_logged = config.decision_log is not None
     if config.policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
