@@ -49,7 +49,7 @@ from torch_bridge.prompts import build_prompt
 GOAL = 1.1
 CALIBRATION = "calibration"
 ONLINE, CALIBRATED = "online", "online, calibrated"
-_SETTINGS = ("model", "dtype", "context", "new_tokens", "budget", "periods", "repeats")
+_SETTINGS = ("model", "dtype", "context", "new_tokens", "budget", "periods")
 
 
 def main() -> None:

@@ -217,7 +217,7 @@ class Basis(enum.Enum):
     DECIDED = "costs"
     BOUNDED = "mass lost"
     UNMEASURED = "unmeasured: fixed period kept"
-    MEASURING = "measuring a longer period"
+    MEASURING = "measuring another period"
     LONGEST = "longest period"
 
 
