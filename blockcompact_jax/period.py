@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from blockcompact_jax.costs import RetainCosts
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.reselection import (
+    INSURANCE_SHARE,
     MAX_SAMPLES,
     REVISIT_EVERY_CYCLES,
     Basis,
@@ -295,7 +296,7 @@ class PeriodByCosts:
 
     def _choose(self) -> PeriodChoice:
         curves = round_curves(each for rounds in self._rounds.values() for each in rounds)
-        found = predict_period(curves, self.costs)
+        found = predict_period(curves, self.costs, insurance_share=INSURANCE_SHARE)
         choice = next_period(
             None if found is None else found.period_rounds,
             longest_measured=curves.num_ages,
