@@ -1,6 +1,7 @@
 """What the costs benchmark makes of its samples; nothing is timed here."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ def costs():
         pytest.skip("not a source checkout")
     spec = importlib.util.spec_from_file_location("costs_benchmark", SCRIPT)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules[spec.name]
 
 
 def sample(text, way, ms):
