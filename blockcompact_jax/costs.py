@@ -150,17 +150,19 @@ def decide_retention(
         costs: what it takes.
         benefits: what it brings.
         horizon_steps: steps until the next decision.
-        margin_us: what the benefit must exceed the cost by.
+        margin_us: what the benefit must exceed the cost by; below 0 where a retention may cost more
+            than its measured benefit.
 
     Returns:
         The decision and all its terms.
 
     Raises:
-        CompactionError: for a negative horizon or margin.
+        CompactionError: for a negative horizon, or a margin that is not finite.
     """
-    if horizon_steps < 0 or not (math.isfinite(margin_us) and margin_us >= 0):
+    if horizon_steps < 0 or not math.isfinite(margin_us):
         raise CompactionError(
-            f"`horizon_steps` is {horizon_steps} and `margin_us` {margin_us}; give 0 or more."
+            f"`horizon_steps` is {horizon_steps} and `margin_us` {margin_us}; give 0 or more steps "
+            "and a finite margin."
         )
     cost_terms, benefit_terms = _values(costs), _values(benefits)
     missing = [name for name, value in (cost_terms | benefit_terms).items() if value is None]

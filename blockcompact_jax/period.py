@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from blockcompact_jax.costs import RetainCosts
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.reselection import (
+    INSURANCE_SHARE,
     MAX_SAMPLES,
     REVISIT_EVERY_CYCLES,
     Basis,
@@ -37,7 +38,7 @@ from blockcompact_jax.reselection import (
     round_curves,
 )
 
-MAX_MASS_LOST = 0.02
+MAX_MASS_LOST = 0.01
 """Share of attention mass that a selection may lose to its age, where nobody says another."""
 MAX_PERIOD_TOKENS = 256
 """Longest period that mass chooses."""
@@ -85,13 +86,13 @@ def next_period(
 
 @dataclass(frozen=True, kw_only=True)
 class HeldSelection:
-    """What a selection was worth when the next one was made, by the scores that made it.
+    """What a selection was worth when the next one was made, to the newest query.
 
     Attributes:
         age_tokens: tokens since it was made, 1 or more.
-        mass_missed: share of attention mass in blocks that it left out, mean over layers, heads and
-            the queries that scored.
-        mass_missed_at_best: the same, had as many of the same blocks been chosen by these scores.
+        mass_missed: share of attention mass in blocks that it left out, mean over layers and heads.
+        mass_missed_at_best: the same, had as many of the same blocks been chosen in hindsight, by
+            this very query.
         select_us: time of scoring and selecting.
     """
 
@@ -105,8 +106,8 @@ class HeldSelection:
             raise CompactionError(f"`age_tokens` is {self.age_tokens}; expected 1 or more.")
 
     @property
-    def mass_lost(self) -> float:
-        """What age lost, beside what the policy chose by other things than mass."""
+    def mass_beyond_best(self) -> float:
+        """What hindsight would have kept. Even a fresh selection cannot know the next query."""
         return self.mass_missed - self.mass_missed_at_best
 
 
@@ -144,26 +145,26 @@ def mass_missed_at_best(
 def longest_within(samples: Iterable[HeldSelection], *, max_mass_lost: float) -> float | None:
     """The longest period whose selections lose at most `max_mass_lost`, as far as was measured.
 
-    Loss by age is taken as monotone, by isotonic regression; between two ages as linear, and at age
-    0 as 0.
+    What an age loses is its `mass_beyond_best` over that of age 1. By age it is taken as monotone,
+    by isotonic regression, and as linear between two ages.
 
     Args:
         samples: held selections.
         max_mass_lost: share of attention mass.
 
     Returns:
-        Tokens, below 1 where even the next token loses more; the longest measured age where no age
-        does; None without samples.
+        Tokens, 1 or more; the longest measured age where none loses more; None without a sample of
+        age 1.
     """
     by_age: dict[int, list[float]] = {}
     for sample in samples:
-        by_age.setdefault(sample.age_tokens, []).append(sample.mass_lost)
-    if not by_age:
+        by_age.setdefault(sample.age_tokens, []).append(sample.mass_beyond_best)
+    if 1 not in by_age:
         return None
     ages = sorted(by_age)
     means = [statistics.fmean(by_age[age]) for age in ages]
-    lost = monotone(means, [len(by_age[age]) for age in ages], is_rising=True)
-    ages, lost = [0, *ages], [0.0, *np.maximum(lost, 0.0).tolist()]
+    beyond_best = monotone(means, [len(by_age[age]) for age in ages], is_rising=True)
+    lost: list[float] = (beyond_best - beyond_best[0]).tolist()
     behind = next((place for place, each in enumerate(lost) if each > max_mass_lost), None)
     if behind is None:
         return float(ages[-1])
@@ -181,12 +182,15 @@ def check_max_mass_lost(max_mass_lost: float) -> None:
     if not 0 < max_mass_lost < 1:
         raise CompactionError(
             f"`max_mass_lost` is {max_mass_lost}; expected a share of attention mass above 0 and "
-            "below 1, for example 0.02."
+            "below 1, for example 0.01."
         )
 
 
 class PeriodByMass:
     """Chooses the period of a lossy engine in tokens, from what held selections lost.
+
+    The first selection, and every eighth after it, is held for one token: what it misses then is
+    what a fresh one misses.
 
     Attributes:
         choice: the period now.
@@ -199,10 +203,10 @@ class PeriodByMass:
         max_mass_lost: float = MAX_MASS_LOST,
         max_tokens: int = MAX_PERIOD_TOKENS,
     ) -> None:
-        """Starts with `first_tokens`, until a held selection was measured.
+        """Starts with a period of one token, then `first_tokens`.
 
         Args:
-            first_tokens: first period.
+            first_tokens: second period, of which longer or shorter ones follow.
             max_mass_lost: share of attention mass that age may lose.
             max_tokens: longest period.
 
@@ -214,14 +218,25 @@ class PeriodByMass:
         self._first, self._max = first_tokens, max_tokens
         self._max_mass_lost = max_mass_lost
         self._samples: deque[HeldSelection] = deque(maxlen=MAX_SAMPLES)
+        self._num_booked = 0
         self.choice = self._choose()
 
     def book(self, sample: HeldSelection) -> None:
         """Takes what a held selection was worth, and chooses anew."""
         self._samples.append(sample)
+        self._num_booked += 1
         self.choice = self._choose()
 
+    def mass_lost(self, sample: HeldSelection) -> float | None:
+        """What a selection lost to its age; None while no fresh one was measured."""
+        fresh = [each.mass_beyond_best for each in self._samples if each.age_tokens == 1]
+        return sample.mass_beyond_best - statistics.fmean(fresh) if fresh else None
+
     def _choose(self) -> PeriodChoice:
+        if self._num_booked % REVISIT_EVERY_CYCLES == 0:
+            return PeriodChoice(period=1, basis=Basis.MEASURING)
+        if self._num_booked == 1:
+            return PeriodChoice(period=min(self._first, self._max), basis=Basis.MEASURING)
         return next_period(
             longest_within(self._samples, max_mass_lost=self._max_mass_lost),
             longest_measured=max((each.age_tokens for each in self._samples), default=0),
@@ -281,7 +296,7 @@ class PeriodByCosts:
 
     def _choose(self) -> PeriodChoice:
         curves = round_curves(each for rounds in self._rounds.values() for each in rounds)
-        found = predict_period(curves, self.costs)
+        found = predict_period(curves, self.costs, insurance_share=INSURANCE_SHARE)
         choice = next_period(
             None if found is None else found.period_rounds,
             longest_measured=curves.num_ages,
@@ -295,7 +310,12 @@ class PeriodByCosts:
 
 
 def mass_decision(
-    sample: HeldSelection, choice: PeriodChoice, *, num_tokens: int, max_mass_lost: float | None
+    sample: HeldSelection,
+    choice: PeriodChoice,
+    *,
+    num_tokens: int,
+    mass_lost: float | None,
+    max_mass_lost: float | None,
 ) -> dict[str, Any]:
     """One decision of a lossy engine, with everything it rests on.
 
@@ -303,12 +323,14 @@ def mass_decision(
         sample: the selection that ended.
         choice: the period of the new one.
         num_tokens: tokens of the sequence.
+        mass_lost: what age lost; None where it was not measured.
         max_mass_lost: the bound; None where the period is fixed.
     """
     return {
         "num_tokens": num_tokens,
         **asdict(sample),
-        "mass_lost": sample.mass_lost,
+        "mass_beyond_best": sample.mass_beyond_best,
+        "mass_lost": mass_lost,
         "max_mass_lost": max_mass_lost,
         "basis": choice.basis.value,
         "next_period_tokens": choice.period,

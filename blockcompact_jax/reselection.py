@@ -43,6 +43,13 @@ MIN_SAMPLES = 2
 """Rounds of an age that must have run before the age counts as measured."""
 MAX_SAMPLES = 32
 """Newest rounds of an age, and newest selections, that count: a growing context changes both."""
+INSURANCE_SHARE = 0.03
+"""Share of a cycle's time that a selection may cost beyond its measured benefit.
+
+Tokens a round waver by half of their mean: a few dozen rounds cannot tell a selection that ages by
+a few percent from one that does not. A selection too many costs its own known time; one too few
+costs accepted tokens that nobody can bound.
+"""
 REVISIT_EVERY_CYCLES = 8
 """Every so many cycles one is a round longer than decided: that round is measured again."""
 
@@ -131,7 +138,12 @@ def monotone(
 
 
 def decide_reselection(
-    curves: RoundCurves, costs: RetainCosts, *, period_rounds: int, margin_us: float = 0.0
+    curves: RoundCurves,
+    costs: RetainCosts,
+    *,
+    period_rounds: int,
+    margin_us: float = 0.0,
+    insurance_share: float = 0.0,
 ) -> RetainDecision:
     """Decides whether a cycle ends with `period_rounds` rounds, or goes on.
 
@@ -141,6 +153,7 @@ def decide_reselection(
         costs: what a selection and its retention take.
         period_rounds: rounds of the cycle, the horizon of the decision.
         margin_us: what the benefit must exceed the cost by.
+        insurance_share: share of the cycle's time that is taken off the margin.
 
     Returns:
         The decision. `avoided_stall` is assumed as 0: the pool has room for every round up to the
@@ -149,6 +162,7 @@ def decide_reselection(
     benefits = RetainBenefits(avoided_stall=assumed(0.0))
     if period_rounds < curves.num_ages:
         cycle_us = float(curves.round_us[:period_rounds].sum())
+        margin_us -= insurance_share * cycle_us
         cycle_tokens = float(curves.gained_tokens[:period_rounds].sum())
         next_us = float(curves.round_us[period_rounds])
         next_tokens = period_rounds * float(curves.gained_tokens[period_rounds])
@@ -166,7 +180,7 @@ class PeriodPrediction:
     """What each period would take.
 
     Attributes:
-        period_rounds: the best of the measured periods.
+        period_rounds: the first that the decision ends, the longest measured one if none.
         us_per_token: time of a token by period, the first for a period of one round.
     """
 
@@ -174,8 +188,15 @@ class PeriodPrediction:
     us_per_token: tuple[float, ...]
 
 
-def predict_period(curves: RoundCurves, costs: RetainCosts) -> PeriodPrediction | None:
-    """The period with the least time a token, of those whose every age is measured.
+def predict_period(
+    curves: RoundCurves, costs: RetainCosts, *, insurance_share: float = 0.0
+) -> PeriodPrediction | None:
+    """The period of those whose every age is measured that `decide_reselection` ends.
+
+    Args:
+        curves: rounds by age.
+        costs: what a selection and its retention take.
+        insurance_share: as of the decision; 0 gives the period with the least time a token.
 
     Returns:
         The prediction; None while a cost or the first age is unmeasured.
@@ -183,10 +204,13 @@ def predict_period(curves: RoundCurves, costs: RetainCosts) -> PeriodPrediction 
     terms = [getattr(costs, each.name).value_us for each in fields(costs)]
     if None in terms or not curves.num_ages:
         return None
-    tokens = curves.gained_tokens.cumsum()
-    us_per_token = (sum(terms) + curves.round_us.cumsum()) / tokens
+    cost_us = sum(terms)
+    tokens, cycle_us = curves.gained_tokens.cumsum(), curves.round_us.cumsum()
+    us_per_token = (cost_us + cycle_us) / tokens
+    next_us = curves.round_us[1:] / curves.gained_tokens[1:] * tokens[:-1]
+    is_ended = next_us > cost_us + (1 - insurance_share) * cycle_us[:-1]
     return PeriodPrediction(
-        period_rounds=int(us_per_token.argmin()) + 1,
+        period_rounds=int(is_ended.argmax()) + 1 if is_ended.any() else curves.num_ages,
         us_per_token=tuple(us_per_token.tolist()),
     )
 
@@ -217,7 +241,7 @@ class Basis(enum.Enum):
     DECIDED = "costs"
     BOUNDED = "mass lost"
     UNMEASURED = "unmeasured: fixed period kept"
-    MEASURING = "measuring a longer period"
+    MEASURING = "measuring another period"
     LONGEST = "longest period"
 
 
@@ -245,12 +269,14 @@ class OnlineReselection:
     Attributes:
         max_period_rounds: longest period; the resident pool has room for its tokens.
         margin_us: what a benefit must exceed its cost by.
+        insurance_share: share of a cycle's time that is taken off the margin.
         costs: calibrated costs of a selection; empty to measure them during the run.
         rounds: calibrated rounds; empty to measure them during the run.
     """
 
     max_period_rounds: int = 16
     margin_us: float = 0.0
+    insurance_share: float = INSURANCE_SHARE
     costs: tuple[RetainCosts, ...] = ()
     rounds: tuple[RoundSample, ...] = ()
 
@@ -286,6 +312,7 @@ class Reselection:
         online = self.online or OnlineReselection(max_period_rounds=self.period_rounds)
         self.max_period_rounds = max(online.max_period_rounds, self.period_rounds)
         self._margin_us = online.margin_us
+        self._insurance_share = online.insurance_share if self.online else 0.0
         self._costs = deque(online.costs, maxlen=MAX_SAMPLES)
         self._rounds: dict[int, deque[RoundSample]] = {}
         for sample in online.rounds:
@@ -316,6 +343,7 @@ class Reselection:
                 median_costs(self._costs),
                 period_rounds=self._age_rounds + 1,
                 margin_us=self._margin_us,
+                insurance_share=self._insurance_share,
             )
         is_reselecting, basis = self._choose(retention)
         self.num_rounds_by_basis[basis] = self.num_rounds_by_basis.get(basis, 0) + 1
@@ -341,8 +369,10 @@ class Reselection:
         self._is_revisited = False
 
     def predict(self) -> PeriodPrediction | None:
-        """The best period by all that was measured so far."""
-        return predict_period(self._curves(), median_costs(self._costs))
+        """The period that an online choice comes to by all that was measured so far."""
+        return predict_period(
+            self._curves(), median_costs(self._costs), insurance_share=INSURANCE_SHARE
+        )
 
     def _keep(self, sample: RoundSample) -> None:
         self._rounds.setdefault(sample.age_rounds, deque(maxlen=MAX_SAMPLES)).append(sample)

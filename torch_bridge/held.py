@@ -54,7 +54,7 @@ def check_every_tokens(every_tokens: Any, max_mass_lost: Any) -> None:
     if not (is_share and 0 < max_mass_lost < 1):
         raise OptionError(
             f"`max_mass_lost` is {max_mass_lost!r}, expected a share of attention mass above 0 and "
-            "below 1, for example 0.02"
+            "below 1, for example 0.01"
         )
 
 
@@ -102,8 +102,8 @@ class HoldingPeriod:
 
         Args:
             every_tokens: the period, or "auto".
-            first_tokens: what "auto" starts with.
-            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.02.
+            first_tokens: what "auto" begins to measure with.
+            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.01.
             log: where decisions go.
         """
         self._max_mass_lost = MAX_MASS_LOST if max_mass_lost is None else max_mass_lost
@@ -142,7 +142,7 @@ class HoldingPeriod:
         """Takes what a selection was worth when the next one was made.
 
         Args:
-            mass: attention mass of each logical block, mean over heads and the queries that scored.
+            mass: attention mass of each logical block to the newest query, mean over heads.
             held: the selection that ends.
             age_tokens: tokens that the first served.
             num_tokens: tokens of the sequence.
@@ -160,8 +160,11 @@ class HoldingPeriod:
         if self._by_mass is not None:
             self._by_mass.book(sample)
         if self.log is not None:
-            bound = None if self._by_mass is None else self._max_mass_lost
             decision = mass_decision(
-                sample, self.choice, num_tokens=num_tokens, max_mass_lost=bound
+                sample,
+                self.choice,
+                num_tokens=num_tokens,
+                mass_lost=None if self._by_mass is None else self._by_mass.mass_lost(sample),
+                max_mass_lost=None if self._by_mass is None else self._max_mass_lost,
             )
             self.log.add({**facts, **decision})

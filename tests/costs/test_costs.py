@@ -1,5 +1,6 @@
 """The retention decision, against its formula written out."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -87,6 +88,6 @@ def test_terms_without_a_source_or_a_number_are_refused():
     ):
         with pytest.raises(CompactionError, match="`value_us`"):
             Term(value, source)
-    for arguments in ({"horizon_steps": -1, "margin_us": 0}, {"horizon_steps": 1, "margin_us": -1}):
-        with pytest.raises(CompactionError, match="give 0 or more"):
-            decide_retention(RetainCosts(), RetainBenefits(), **arguments)
+    for steps, margin in ((-1, 0.0), (1, math.inf), (1, math.nan)):
+        with pytest.raises(CompactionError, match="give 0 or more steps and a finite margin"):
+            decide_retention(RetainCosts(), RetainBenefits(), horizon_steps=steps, margin_us=margin)

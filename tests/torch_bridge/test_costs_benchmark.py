@@ -1,6 +1,7 @@
 """What the costs benchmark makes of its samples; nothing is timed here."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ def costs():
         pytest.skip("not a source checkout")
     spec = importlib.util.spec_from_file_location("costs_benchmark", SCRIPT)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules[spec.name]
 
 
 def sample(text, way, ms):
@@ -57,7 +60,7 @@ def test_the_least_of_a_texts_repeats_counts_and_texts_count_alike(costs):
 @pytest.mark.parametrize(("slower", "is_met"), [(109, True), (111, False)])
 def test_the_goal_is_a_tenth_of_the_best_periods_time(costs, slower, is_met):
     samples = samples_of(0, [slower, 100, 100, 100])
-    found = costs.results_of(document(samples, [1.0, 2.0]), PERIODS)
+    found = costs.results_of(document(samples, [2.0, 1.0]), PERIODS)
     assert found["comparison"]["is_goal_met"] is is_met
 
 

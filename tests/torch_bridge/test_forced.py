@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from blockcompact_jax.budget import OptionError, parse_budget
+from torch_bridge import prompts
 from torch_bridge.huggingface import forced
 from torch_bridge.huggingface.options import RunOptions
 
@@ -22,7 +23,7 @@ def text(monkeypatch):
         tokens = [(7 * place + place // 11) % 97 for place in range(min(context_tokens, 400))]
         return SimpleNamespace(token_ids=tokens, num_tokens=len(tokens))
 
-    monkeypatch.setattr(forced, "build_prompt", build)
+    monkeypatch.setattr(prompts, "build_prompt", build)
 
 
 def options(**changes):
@@ -97,7 +98,7 @@ def test_the_models_own_attention_is_back_afterwards(loaded):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_new_tokens": 101}, "need a prompt of 401"),
+        ({"num_new_tokens": 101}, "need a text of 401"),
         ({"context_tokens": 40}, "fewer than the budget of 2"),
     ],
 )

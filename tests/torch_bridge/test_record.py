@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from blockcompact_jax.budget import OptionError
+from torch_bridge import prompts
 from torch_bridge.huggingface import record
 from torch_bridge.huggingface.attend_cache import AttendCache
 from torch_bridge.huggingface.layers import UnsupportedModelError
@@ -25,7 +26,7 @@ def loaded(model, monkeypatch):
         tokens = TOKENS[:context_tokens]
         return SimpleNamespace(token_ids=tokens, num_tokens=len(tokens), source="made up")
 
-    monkeypatch.setattr(record, "build_prompt", build)
+    monkeypatch.setattr(prompts, "build_prompt", build)
     return SimpleNamespace(model=model, tokenizer=None, name="tiny", max_positions=1024)
 
 
@@ -134,7 +135,7 @@ def test_what_cannot_be_recorded_is_refused(loaded, changes, said):
 
 
 def test_a_sliding_layer_is_no_layer_to_record(gemma, monkeypatch):
-    monkeypatch.setattr(record, "build_prompt", None)
+    monkeypatch.setattr(prompts, "build_prompt", None)
     loaded = SimpleNamespace(model=gemma, tokenizer=None, name="tiny", max_positions=1024)
     with pytest.raises(OptionError, match="names layer 0, which is no full-attention layer"):
         record_trace(RecordOptions(**OPTIONS, layers=(0, 1)), loaded)

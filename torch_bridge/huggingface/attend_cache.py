@@ -188,7 +188,7 @@ class AttendCache(Cache):
             reselect_every_tokens: decoded tokens between two selections. Fewer predict better; each
                 selection costs one forward that attends to everything. "auto" chooses, of each
                 sequence, the most tokens by which a selection's age loses at most `max_mass_lost`.
-            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.02.
+            max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.01.
             decision_log: file that is begun anew, of every selection's decision.
             block_tokens: tokens a block.
             layout: packed layout; "amx" needs `block_tokens` and the head size to be multiples of

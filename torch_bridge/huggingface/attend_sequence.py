@@ -183,7 +183,7 @@ class AttendSequence:
         self._score_us = 0.0
         if self.period.is_asking and self._is_held and held is not None:
             self.period.book(
-                mass.mean(1),
+                self._mass[:, :, self._num_scored_queries - 1].mean(1).numpy(),
                 held=held,
                 age_tokens=age_tokens,
                 num_tokens=self.num_tokens,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 CONFIG_KEY = "blockcompact"
 """Key of vLLM's `additional_config` that switches compaction on."""
 
-
 DEFAULT_EVERY_TOKENS = 16
 """Period where none is given, and the one that "auto" starts with."""
 
@@ -88,22 +87,23 @@ def _parse(given: Any) -> AttendConfig:
     check_budget(budget)
     rest = {name: given[name] for name in _REST_NAMES if name in given}
     config = AttendConfig(policy=policy, budget=budget, **rest)
-    _check_host_bytes(config.host_bytes, policy)
-    _check_period(policy, config)
+    _check_host_bytes(config)
+    _check_period(config)
     return config
 
 
 _REST_NAMES = ("reselect_every_tokens", "host_bytes", "max_mass_lost", "decision_log")
 
 
-def _check_host_bytes(host_bytes: Any, policy: PolicyName) -> None:
+def _check_host_bytes(config: AttendConfig) -> None:
     from blockcompact_jax.budget import OptionError
 
+    host_bytes = config.host_bytes
     if host_bytes is None:
         return
-    if policy != "retain":
+    if config.policy != "retain":
         raise OptionError(
-            f"`host_bytes` is given with `policy` {policy!r}, expected 'retain': other policies "
+            f"`host_bytes` is given with `policy` {config.policy!r}, expected 'retain': other policies "
             "give no blocks back"
         )
     if not isinstance(host_bytes, int) or isinstance(host_bytes, bool) or host_bytes < 1:
@@ -112,18 +112,18 @@ def _check_host_bytes(host_bytes: Any, policy: PolicyName) -> None:
         )
 
 
-def _check_period(policy: PolicyName, config: AttendConfig) -> None:
+def _check_period(config: AttendConfig) -> None:
     from blockcompact_jax.budget import OptionError
     from torch_bridge.held import check_every_tokens
 
     check_every_tokens(config.reselect_every_tokens, config.max_mass_lost)
-    if config.max_mass_lost is not None and policy != "attend":
+    if config.max_mass_lost is not None and config.policy != "attend":
         raise OptionError(
-            f"`max_mass_lost` is given with `policy` {policy!r}, expected 'attend': only there it "
-            "bounds the choice of a period"
+            f"`max_mass_lost` is given with `policy` {config.policy!r}, expected 'attend': only "
+            "there it bounds the choice of a period"
         )
     is_logged = config.decision_log is not None
-    if policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
+    if config.policy == "retain" and (config.reselect_every_tokens == "auto" or is_logged):
         name = "decision_log" if is_logged else "reselect_every_tokens"
         raise OptionError(
             f"`{name}` is {getattr(config, name)!r} with `policy` 'retain', expected a number of "
