@@ -256,6 +256,8 @@ def test_OWN_4_layer_tables_may_free_nothing():
         rows = GEOMETRY.owner_by_row(granularity)[:2]  # layers 0 and 2, of one group
         is_released = np.asarray(done.retirement.is_released)[np.unique(rows)]
         released[granularity] = int(is_released.sum())
+        num_released = int(np.asarray(done.retirement.is_released).sum())
+        assert int(done.retirement.physical_blocks_released) == num_released
     assert released == {OwnershipGranularity.GROUP: 0, OwnershipGranularity.LAYER: 2}
 
 
