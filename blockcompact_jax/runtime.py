@@ -228,9 +228,8 @@ class CompactionRuntime:
         Args:
             scores: finite scores of the shape and dtype that `reselect` will get.
         """
-        state = self._state
-        residency = self._graduate(state, 0)
-        self._planner.warm_up(scores, residency, state.ownership)
+        residency = self._graduate(self._state, 0)
+        self._planner.warm_up(scores, residency, self._state.ownership)
 
     def reselect(
         self,

@@ -277,3 +277,15 @@ def test_COM_3_a_word_of_another_operation_does_not_count(transfers):
     with pytest.raises(LedgerError) as caught:
         during(transfers, speak_of_the_future)
     assert caught.value.code is ResultCode.OPERATION_UNKNOWN
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(3, 101), (2, 100)])
+def test_COM_4_one_id_for_two_uploads_is_refused(transfers, monkeypatch, num_rows, num_tokens):
+    """COM-4: other rows or another number of tokens are another upload, whatever its ID says."""
+    monkeypatch.setattr(transfers, "new_operation_id", lambda: 0)
+    move(transfers)
+    before = transfers.ledger.revisions(NAME)
+    with pytest.raises(LedgerError) as refused, transfers.transaction(plan(num_rows), num_tokens):
+        pytest.fail("nothing may be moved")
+    assert refused.value.code is ResultCode.OPERATION_CONFLICT
+    assert transfers.ledger.revisions(NAME) == before

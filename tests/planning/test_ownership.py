@@ -97,7 +97,7 @@ def test_OWN_1_a_reader_in_flight_keeps_a_retired_block():
 
 
 def test_OWN_2_a_shared_block_loses_one_reference():
-    """OWN-2: a prefix-shared block is not returned while a sharer is left."""
+    """OWN-2, OWN-4: a prefix-shared block is retired, and not freed while a sharer is left."""
     shared = pool()
     for kind in (ReferenceKind.REGULAR, ReferenceKind.PREFIX):
         shared, result = jit_acquire(shared, blocks([2], [2]), geometry=GEOMETRY, kind=kind)

@@ -16,12 +16,7 @@ from blockcompact_jax.geometry import OwnershipGranularity, TableSupport
 from blockcompact_jax.ownership import ReferenceKind, acquire
 from blockcompact_jax.residency import check_residency, graduate
 from blockcompact_jax.retention import RetentionKind
-from blockcompact_jax.step import (
-    abort_step,
-    commit_step,
-    plan_requests,
-    plan_step,
-)
+from blockcompact_jax.step import abort_step, commit_step, plan_requests, plan_step
 from blockcompact_jax.upload import check_upload_plan
 
 from . import builders as b
@@ -256,6 +251,7 @@ def test_OWN_4_layer_tables_may_free_nothing():
         rows = GEOMETRY.owner_by_row(granularity)[:2]  # layers 0 and 2, of one group
         is_released = np.asarray(done.retirement.is_released)[np.unique(rows)]
         released[granularity] = int(is_released.sum())
+        assert done.retirement.physical_blocks_released == done.retirement.is_released.sum()
     assert released == {OwnershipGranularity.GROUP: 0, OwnershipGranularity.LAYER: 2}
 
 

@@ -1,10 +1,11 @@
-"""UPL-7: an upload plan is checked row by row before the first byte moves."""
+"""UPL-3, UPL-7: where rows read, and how a plan is checked before the first byte moves."""
 
 import numpy as np
 import pytest
 
-from blockcompact_jax.errors import CompactionError, ok_result
-from blockcompact_jax.upload import SourceKind, UploadPlan, check_upload_plan
+from blockcompact_jax.diff import BlockDiffPlan
+from blockcompact_jax.errors import CompactionError, ResultCode, ok_result
+from blockcompact_jax.upload import SourceKind, UploadPlan, check_upload_plan, plan_upload
 
 from . import builders as b
 
@@ -109,3 +110,33 @@ def test_UPL_7_copies_stay_in_the_compaction_area():
             check(plan(cpu_destination_block=columns, **copying), num_cpu_blocks=11)
     with pytest.raises(CompactionError, match="`num_cpu_blocks` is None"):
         check(plan(cpu_destination_block=[8, 9, -1, 10], **copying))
+
+
+def test_UPL_3_a_block_past_the_map_has_no_source():
+    """UPL-3: blocks come from where the map says; one that the map does not reach is refused."""
+    listed = np.array([[1, 4, -1], [0, 2, -1]], np.int32)
+    counts = np.array([2, 1], np.int32)
+    diff = BlockDiffPlan(
+        basis=b.revisions(),
+        is_full=np.bool_(False),
+        upload_logical_blocks=listed,
+        num_upload=counts,
+        num_new=counts,
+        num_pad=np.zeros_like(counts),
+        num_truncated=np.zeros_like(counts),
+        common_new_slots=np.array([2], np.int32),
+        result=ok_result(),
+    )
+    destinations = np.array([[6, 7, -1], [6, -1, -1]], np.int32)
+    sources = np.array([9, 8, 7, 6, 5], np.int32)
+    for num_mapped, expected in ((5, [8, 5, -1, 9, -1, -1]), (4, [-1] * 6)):
+        made = plan_upload(
+            diff,
+            destinations,
+            geometry=GEOMETRY,
+            source_kind=SourceKind.SOURCE_ONLY,
+            source_by_logical=sources[:num_mapped],
+        )
+        assert np.asarray(made.source_block).tolist() == expected
+        assert int(made.num_rows) == sum(source >= 0 for source in expected)
+    assert b.fault(made.result) == (ResultCode.SOURCE_MISSING, 0, 4)

@@ -243,3 +243,23 @@ def test_COM_4_a_repeated_prefill_of_a_newer_epoch_opens_one_request(is_closing_
         assert service.num_requests == service.allowance.used_bytes == 0
 
     run(scenario)
+
+
+def test_COM_8_a_request_at_work_is_not_lost_however_long_it_takes():
+    """COM-8: its lease runs from the end of the work; a silent one is released then, once."""
+
+    async def scenario(service, engine):
+        service.limits = dataclasses.replace(service.limits, lease_seconds=0.0)
+        upload = asyncio.ensure_future(service.upload(upload_of(1)))
+        while not engine.confirmed:
+            await asyncio.sleep(0.001)
+        assert await asyncio.wait_for(service.release_lost(), 5) == 0
+        assert service.num_leases == 0
+        engine.gate.set()
+        assert await upload == 2
+        assert service.num_leases == 1
+        await asyncio.sleep(0.001)
+        assert [await service.release_lost() for _ in range(2)] == [1, 0]
+        assert service.num_leases == 0
+
+    run(scenario)
