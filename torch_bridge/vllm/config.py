@@ -103,8 +103,8 @@ def _check_host_bytes(config: AttendConfig) -> None:
         return
     if config.policy != "retain":
         raise OptionError(
-            f"`host_bytes` is given with `policy` {config.policy!r}, expected 'retain': other policies "
-            "give no blocks back"
+            f"`host_bytes` is given with `policy` {config.policy!r}, expected 'retain': other "
+            "policies give no blocks back"
         )
     if not isinstance(host_bytes, int) or isinstance(host_bytes, bool) or host_bytes < 1:
         raise OptionError(
