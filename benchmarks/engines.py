@@ -37,6 +37,7 @@ from torch_bridge.vllm.compaction import AttendCounts, StepCompaction
 from torch_bridge.vllm.config import CONFIG_KEY, parse_config
 from torch_bridge.vllm.engine_checks import PROPOSER
 from torch_bridge.vllm.kv_blocks import LAYOUTS, KVBlocks
+from torch_bridge.vllm.periods import scoring_period
 from torch_bridge.vllm.steps import StepTables
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's steps are timed from here
@@ -238,7 +239,9 @@ class TenthOfKeys:
     def __init__(self, layer_names: list[str], block_tokens: int) -> None:
         self.layer_names, self.block_tokens = layer_names, block_tokens
         self.counts = AttendCounts()
-        self.blocks = KVBlocks(layout=LAYOUTS["vec"], num_layer_rows=0)  # nothing is scored
+        # Nothing is scored.
+        self.blocks = KVBlocks(layout=LAYOUTS["vec"], num_layer_rows=0)
+        self.period = scoring_period(parse_config(asked("100%")), layer_names=layer_names)
 
     def begin_step(
         self, block_table: np.ndarray, num_tokens: np.ndarray, is_decoding: np.ndarray
@@ -255,6 +258,7 @@ class TenthOfKeys:
             row_by_layer_name={},
             scored={},
             blocks=self.blocks,
+            period=self.period,
         )
 
 
