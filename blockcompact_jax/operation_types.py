@@ -158,7 +158,7 @@ class PlanOperations(Protocol):
         others: Int32[AnyArray, "row other"],
         is_other_filled: Bool[AnyArray, "row other"],
         *,
-        bound: AnyArray,
+        bound: AnyArray | int,
         max_ids: int,
     ) -> Members:
         """Finds which IDs of a list are in `others`, and what is wrong with either list.

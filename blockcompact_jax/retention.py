@@ -176,7 +176,7 @@ def plan_retention(
     )
     is_filled, is_changed = keep_slots >= 0, keep_slots != slots
     physical = remapped
-    moves = _unmoved(keep_slots, policy)
+    moves: dict[str, Any] = _unmoved(keep_slots, policy)
     if not moves:
         kind_by_row = kind[geometry.group_place_by_row][:, None]
         is_byte_move = (kind_by_row == RetentionKind.BYTE_MOVE) & is_filled

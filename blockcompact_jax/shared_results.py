@@ -4,10 +4,12 @@ A compiled call writes every result to memory of its own, be it an argument, a c
 value twice. Plans have many such leaves; here each value leaves the compiled call once at most.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +76,7 @@ def jit_with_shared_results(**options: Any) -> Callable[[Callable[P, R]], Callab
 
 def _lay_out(result: Any, given: list[Any]) -> _Computed:
     """Sorts the leaves of a result by where they come from."""
-    leaves, tree = jax.tree.flatten(result)
+    leaves, tree = cast(tuple[list[Any], Any], jax.tree.flatten(result))
     # Not scalars: making an array of a NumPy one takes longer than a computed result does.
     is_given = {id(leaf) for leaf in given if getattr(leaf, "ndim", 0) > 0}
     values = _distinct(

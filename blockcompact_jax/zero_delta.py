@@ -84,8 +84,8 @@ def find_zero_delta(
     static: dict[str, Any] = {"budget_blocks": budget_blocks, "geometry": geometry}
     operations, selection = policy.operations, policy.selection
     is_compiled = (
-        isinstance(num_candidate_blocks, Tracer)
-        or isinstance(budget_blocks, Tracer)
+        _is_traced(num_candidate_blocks)
+        or _is_traced(budget_blocks)
         or scores.ndim != 2
         or not selection.is_by_score_alone
         or not hasattr(operations, "are_best_on_host")
@@ -111,6 +111,10 @@ def find_zero_delta(
         is_zero=cast(Array, np.bool_(is_zero)),
         selection_revision=cast(Array, revision + np.int32(1)),
     )
+
+
+def _is_traced(value: AnyArray | int) -> bool:
+    return isinstance(value, Tracer)
 
 
 def _view_on_host(array: AnyArray, dtype: type) -> np.ndarray | None:

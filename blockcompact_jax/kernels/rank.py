@@ -169,7 +169,7 @@ class NativeOperations:
         others: Int32[AnyArray, "row other"],
         is_other_filled: Bool[AnyArray, "row other"],
         *,
-        bound: AnyArray,
+        bound: AnyArray | int,
         max_ids: int,
     ) -> Members:
         """See `PlanOperations.find_members`."""
