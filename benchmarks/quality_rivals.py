@@ -1,13 +1,15 @@
 """Cache compression of kvpress on jobs that `quality.py` made; runs in kvpress's own environment.
 
-    python benchmarks/quality_rivals.py JOBS RESULTS
+    python benchmarks/quality_rivals.py JOBS
 
 kvpress needs an older transformers than this project, so nothing of the project is imported here.
-Each context is prefilled once; the presses then compress what that prefill left.
+Each context is prefilled once; the presses then compress what that prefill left. Every result is a
+line of JSON on the standard output.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -33,17 +35,13 @@ def measures(logits: torch.Tensor, full: torch.Tensor, tokens: list[int]) -> dic
     best = logits.argmax(-1)
     return {
         "kl": [round(value, 6) for value in kl.tolist()],
-        "is_top1_equal": (best == full.argmax(-1)).tolist(),
-        "is_token_found": (best == torch.tensor(tokens)).tolist(),
+        "is_top1_equal": (best == full.argmax(-1)).int().tolist(),
+        "is_token_found": (best == torch.tensor(tokens)).int().tolist(),
     }
 
 
-def presses(block_tokens: list[int]) -> dict[str, Callable[[float], Any]]:
-    """The presses compared with, by name; each takes the share of tokens to remove.
-
-    Args:
-        block_tokens: chunk lengths of the block-wise ones.
-    """
+def presses() -> dict[str, Callable[[float], Any]]:
+    """The presses compared with, by name; each takes the share of tokens to remove."""
     from kvpress import (
         ChunkKVPress,
         ExpectedAttentionPress,
@@ -66,9 +64,16 @@ def presses(block_tokens: list[int]) -> dict[str, Callable[[float], Any]]:
         "TOVA": lambda ratio: TOVAPress(compression_ratio=ratio),
         "ExpectedAttention": expected,
         "StreamingLLM": lambda ratio: StreamingLLMPress(compression_ratio=ratio),
-        **{f"ChunkKV(SnapKV), {size}": chunked(snap, size) for size in block_tokens},
-        **{f"ChunkKV(ExpectedAttention), {size}": chunked(expected, size) for size in block_tokens},
+        **{f"ChunkKV(SnapKV), {size}": chunked(snap, size) for size in (8, 16, 32)},
+        "ChunkKV(ExpectedAttention), 16": chunked(expected, 16),
     }
+
+
+def full_rotation(rotary: Any) -> Any:
+    """The rotary embedding of full-attention layers, where a model has others as well."""
+    if not hasattr(rotary, "full_attention_inv_freq"):
+        return rotary
+    return functools.partial(rotary, layer_type="full_attention")
 
 
 class Prefill:
@@ -78,13 +83,14 @@ class Prefill:
         self.model, self.num_tokens = model, len(context)
         self.cache = DynamicCache(config=model.config)
         self.seen: dict[int, tuple[Any, dict[str, Any]]] = {}
-        hooks = [
-            layer.self_attn.register_forward_hook(self._see, with_kwargs=True)
+        attentions = [
+            layer.self_attn
             for layer in model.model.layers
             if getattr(layer.self_attn, "sliding_window", None) is None
         ]
-        for layer in model.model.layers:  # some presses rotate queries themselves
-            layer.self_attn.rotary_emb = model.model.rotary_emb
+        hooks = [each.register_forward_hook(self._see, with_kwargs=True) for each in attentions]
+        for attention in attentions:  # some presses rotate queries themselves
+            attention.rotary_emb = full_rotation(model.model.rotary_emb)
         output = model(torch.tensor([context]), past_key_values=self.cache, logits_to_keep=1)
         self.first_logits = output.logits[0]
         for hook in hooks:
@@ -138,23 +144,27 @@ class Prefill:
 
 
 def main() -> None:
-    jobs_path, results_path = map(Path, sys.argv[1:])
-    jobs = json.loads(jobs_path.read_text())
+    (jobs_path,) = map(Path, sys.argv[1:])
+    given = json.loads(jobs_path.read_text())
+    done = {tuple(unit) for unit in given["done"]}
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(jobs["model_path"], dtype=torch.float32).eval()
-    results = []
+    dtype = getattr(torch, given["dtype"])
+    model = AutoModelForCausalLM.from_pretrained(given["model_path"], dtype=dtype).eval()
     with torch.inference_mode():
-        for job in jobs["jobs"]:
+        for job in given["jobs"]:
+            methods = {
+                name: make for name, make in presses().items() if (job["name"], name) not in done
+            }
+            if not methods:
+                continue
             prefill, tokens = Prefill(model, job["context"]), job["tokens"]
             full = prefill.logits(*prefill.compressed(None), tokens)
-            for budget in jobs["budgets"]:
-                for name, make in presses(jobs["block_tokens"]).items():
+            for name, make in methods.items():
+                for budget in given["budgets"]:
                     cache, num_kept = prefill.compressed(make(1 - budget))
                     sample = measures(prefill.logits(cache, num_kept, tokens), full, tokens)
                     labels = {"job": job["name"], "method": name, "budget": budget}
-                    results.append({**labels, "num_kept_tokens": num_kept, **sample})
-            print(f"kvpress: {job['name']}", file=sys.stderr, flush=True)
-    results_path.write_text(json.dumps(results))
+                    print(json.dumps({**labels, "num_kept_tokens": num_kept, **sample}), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from blockcompact_jax.budget import RECENT_BLOCKS, Budget, effective_budget_blocks
-from blockcompact_jax.errors import Result, ResultCode, raise_for_result
+from blockcompact_jax.budget import RECENT_BLOCKS, SINK_BLOCKS, Budget, effective_budget_blocks
+from blockcompact_jax.errors import PlanError, Result, ResultCode, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.scores import reduce_heads
@@ -127,6 +127,35 @@ class Selector:
         num_selected = int(np.asarray(num_want)[0])  # budgets are uniform
         columns = np.sort(np.asarray(want)[:, :num_selected], axis=1)
         return columns if own_blocks is None else own_blocks[columns]
+
+    def num_selected(self, num_tokens: int) -> int:
+        """Blocks that are selected of a sequence; the tail comes on top."""
+        budget = effective_budget_blocks(self._budget, num_tokens // self._geometry.block_tokens)
+        return min(budget - RECENT_BLOCKS, self.num_candidate_blocks(num_tokens))
+
+    def choose_row(
+        self, row: int, mass: Float32[np.ndarray, "query_head columns"], *, num_tokens: int
+    ) -> Int32[np.ndarray, " selected"]:
+        """Selects the blocks of one layer at once, in the midst of a forward, as `choose` does.
+
+        Args:
+            row: Full-attention layer row.
+            mass: Of its logical blocks.
+            num_tokens: As in `choose`.
+
+        Returns:
+            Logical blocks, ascending.
+
+        Raises:
+            PlanError: For scores of candidates that are not finite.
+        """
+        scores = mass[:, : self.num_candidate_blocks(num_tokens)].mean(0, dtype=np.float64)
+        if not np.isfinite(scores).all():
+            layer, block = self._geometry.full_layers[row], int(np.isfinite(scores).argmin())
+            raise PlanError(ResultCode.NON_FINITE_SCORE, layer=layer, block=block)
+        scores[:SINK_BLOCKS] = np.inf
+        ranked = np.argsort(-scores, kind="stable")
+        return np.sort(ranked[: self.num_selected(num_tokens)]).astype(np.int32)
 
     def _named(
         self,

@@ -152,3 +152,36 @@ def test_only_blocks_that_are_still_there_are_selected():
     scores[..., : own.size] = [0, 1, 5, 3, 2, 9]  # the last two are the tail of 10 whole blocks
     selected = selector.choose(scores, num_tokens=10 * B + 1, own_blocks=own)
     assert selected.tolist() == [[0, 4, 7]] * LAYERS
+
+
+@given(
+    budget=budgets,
+    num_tokens=st.integers(1, MAX_BLOCKS * B),
+    seed=st.integers(0, 2**32 - 1),
+    has_ties=st.booleans(),
+)
+def test_SEL_3_one_layer_at_once_is_a_row_of_all(budget, num_tokens, seed, has_ties):
+    """SEL-2, SEL-3, SEL-5: `choose_row` against sorting, garbage past the candidates included."""
+    whole = num_tokens // B
+    num_candidates = max(whole - 1, 0)
+    rng = np.random.default_rng(seed)
+    mass = rng.random((HEADS, MAX_BLOCKS)).astype(np.float32)
+    if has_ties:
+        mass[:] = rng.integers(0, 3, MAX_BLOCKS)
+    mass[:, num_candidates:] = np.nan
+    selector = make_selector(budget)
+    count = min(max(budget.num_blocks(whole), 2) - 1, num_candidates)
+    scores = [float(np.mean(mass[:, b], dtype=np.float64)) for b in range(num_candidates)]
+    ranked = sorted(range(1, num_candidates), key=lambda b: (-scores[b], b))
+    selected = selector.choose_row(1, mass, num_tokens=num_tokens)
+    assert selected.tolist() == sorted([0, *ranked][:count])
+    assert selected.dtype == np.int32
+    assert selector.num_selected(num_tokens) == count
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_SEL_4_one_layer_at_once_refuses_scores_that_are_not_finite(bad):
+    mass = np.ones((HEADS, MAX_BLOCKS), np.float32)
+    mass[2, 5] = bad
+    with pytest.raises(PlanError, match=r"layer 1.*block 5"):
+        make_selector(Budget(blocks=3)).choose_row(1, mass, num_tokens=MAX_BLOCKS * B)

@@ -92,3 +92,45 @@ class AttendTwin:
         ]
         ranked = sorted(range(1, num_candidates), key=lambda b: (-mass[b], b))
         self.chosen[layer, row] = ([0, *ranked[: budget - 2]], num_candidates, num_tokens)
+
+
+class EstimateTwin(AttendTwin):
+    """Every token for itself, by means and variances of the keys of parts of blocks."""
+
+    def __init__(self, *, part_tokens, **options):
+        super().__init__(every_tokens=None, **options)
+        self.part = part_tokens
+
+    def _row(self, layer, row, qkv, scaling, window):
+        self.given = (*qkv[:2], scaling)
+        return super()._row(layer, row, qkv, scaling, window)
+
+    def _attended(self, layer, row, num_queries, num_columns):
+        query, key, scaling = self.given
+        num_whole = (num_columns - self.padding[row]) // self.size
+        budget = self._budget(num_columns - self.padding[row])
+        if num_queries > 1 or budget >= num_whole:
+            return torch.ones(num_columns, dtype=torch.bool)
+        mass = self._estimated_mass(query[:, 0].double(), key[:, self.padding[row] :], scaling)
+        per_block = self.size // self.part
+        scores = [
+            float(mass[:, b * per_block : (b + 1) * per_block].sum(1).mean())
+            for b in range(num_whole - 1)
+        ]
+        ranked = sorted(range(1, num_whole - 1), key=lambda b: (-scores[b], b))
+        position = torch.arange(num_columns) - self.padding[row]
+        block = position.div(self.size, rounding_mode="floor")
+        chosen = torch.tensor([0, *ranked[: budget - 2]])
+        return torch.isin(block, chosen) | (block >= num_whole - 1)
+
+    def _estimated_mass(self, query, key, scaling):
+        logits = []
+        for part in key.double().split(self.part, 1):
+            variance = part.var(1, correction=0)
+            mean_logit = scaling * (query * part.mean(1)).sum(-1)
+            spread = scaling**2 / 2 * (query**2 * variance).sum(-1)
+            logits.append(mean_logit + spread + math.log(part.shape[1]))
+        return torch.stack(logits, 1).softmax(1)
+
+    def _choose(self, layer, row, weights):
+        pass

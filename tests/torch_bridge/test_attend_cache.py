@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from attend_twin import AttendTwin
+from attend_twin import AttendTwin, EstimateTwin
 from generating import FAMILIES, LOGITS, generate, prompts
 from transformers import (
     GptOssConfig,
@@ -74,6 +74,67 @@ def test_every_logit_is_that_of_the_policy_written_out(
     )
     lossy = torch.stack(generate(model, inputs, **LOGITS).logits)
     assert not torch.allclose(torch.stack(found.logits), lossy, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [(name, [190]) for name in FAMILIES] + [("llama", [190, 100, 33]), ("qwen", [64, 190])],
+)
+@pytest.mark.parametrize(
+    ("part_tokens", "options"),
+    [
+        (8, {"block_tokens": 32}),
+        (8, {"block_tokens": 16, "layout": "vec", "attention": "gathered"}),
+        (12, {"block_tokens": 12, "layout": "vec"}),
+    ],
+    ids=["32", "16", "12"],
+)
+def test_every_token_selects_by_the_estimate_written_out(
+    request, name, lengths, part_tokens, options
+):
+    """SEL-2, SEL-3, RET-8: as above where `select_by` is "estimate"."""
+    model, inputs = request.getfixturevalue(name), prompts(lengths)
+    twin = EstimateTwin(
+        fraction=0.4,
+        block_tokens=options["block_tokens"],
+        part_tokens=part_tokens,
+        padding=[190 - length for length in lengths],
+    )
+    twin.register("attend_twin")
+    model.set_attn_implementation("attend_twin")
+    try:
+        expected = generate(model, inputs, **LOGITS)
+    finally:
+        model.set_attn_implementation("sdpa")
+    with AttendCache(model, budget="40%", select_by="estimate", **options) as cache:
+        found = generate(model, inputs, cache, **LOGITS)
+        assert all(s.num_keys < s.num_full_keys for s in cache.sequences if s.num_tokens > 150)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(
+        torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_estimates_read_what_the_budget_says_and_nothing_is_scored(llama):
+    """39 decoding forwards over 192 to 230 tokens, three blocks and the partial one each."""
+    with AttendCache(llama, budget="3b", select_by="estimate") as cache:
+        generate(llama, prompts([191], 191), cache, max_new_tokens=40)
+        (sequence,) = cache.sequences
+    expected = sum(3 * 32 + num_tokens % 32 for num_tokens in range(192, 231))
+    assert (sequence.num_keys, sequence.num_full_keys) == (expected, sum(range(192, 231)))
+    assert sequence.num_scored == 0
+
+
+def test_estimates_with_a_full_budget_and_in_chunks_give_the_stock_tokens(llama):
+    inputs = prompts([190])
+    with AttendCache(llama, budget="100%", select_by="estimate") as cache:
+        chunked = generate(llama, inputs, cache, prefill_chunk_size=48)
+        assert torch.equal(chunked, generate(llama, inputs))
+    options = {"budget": "30%", "select_by": "estimate", "block_tokens": 16, "layout": "vec"}
+    with AttendCache(llama, **options) as cache:
+        chunked = generate(llama, inputs, cache, prefill_chunk_size=43)
+    with AttendCache(llama, **options) as cache:
+        assert torch.equal(chunked, generate(llama, inputs, cache))
 
 
 def test_a_padded_row_is_generated_as_if_alone(family):
@@ -271,6 +332,9 @@ def test_what_does_not_fit_or_is_closed_is_refused(llama):
         {"budget": "50%", "max_tokens": -64},
         {"budget": "50%", "layout": "hnd"},
         {"budget": "50%", "attention": "eager"},
+        {"budget": "50%", "select_by": "recency"},
+        {"budget": "50%", "select_by": "estimate", "reselect_every_tokens": 4},
+        {"budget": "50%", "select_by": "estimate", "decision_log": "decisions.jsonl"},
     ],
 )
 def test_options_that_cannot_be_used_are_refused(llama, options):

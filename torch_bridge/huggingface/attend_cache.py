@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from blockcompact_jax.budget import Budget, check_budget, parse_budget
 from blockcompact_jax.kernels import Layout
 from torch_bridge.held import EveryTokens, HoldingPeriod, check_every_tokens, open_log
+from torch_bridge.huggingface.attend_checks import FIRST_TOKENS, check_model, period_of
 from torch_bridge.huggingface.attend_sequence import AttendSequence
 from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
@@ -35,6 +36,7 @@ from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 from torch_bridge.huggingface.options import (
     AttentionName,
     LayoutName,
+    SelectionName,
     check_counts,
     check_names,
 )
@@ -43,8 +45,6 @@ from torch_bridge.huggingface.sizes import store_sizes
 from torch_bridge.selector import Selector
 
 _FAILED = -1
-_FIRST_TOKENS = 4
-"""Period that "auto" starts with."""
 
 
 class AttendLayer(CacheLayerMixin):
@@ -147,9 +147,9 @@ class AttendCache(Cache):
 
     The prompt is computed with stock attention; so is every later forward over many tokens. A
     forward over one token attends, layer by layer, to the selected blocks, the newest whole block
-    and the partial one. Its newest queries score all blocks at the prompt's end; then, every
+    and the partial one. By default the prompt's newest queries score all blocks; then, every
     `reselect_every_tokens` tokens, those since the last selection do. Such a scored forward attends
-    to everything.
+    to everything. With `select_by="estimate"` every token selects, and nothing is scored.
 
     Left padding is not stored: it is never scored, selected or attended to. Beams, assisted
     decoding, crops and copies are refused; reuse by a later `generate()` that continues the same
@@ -171,7 +171,8 @@ class AttendCache(Cache):
         model: PreTrainedModel,
         *,
         budget: Budget | str,
-        reselect_every_tokens: EveryTokens = 4,
+        select_by: SelectionName = "attention",
+        reselect_every_tokens: EveryTokens | None = None,
         max_mass_lost: float | None = None,
         decision_log: Path | str | None = None,
         block_tokens: int = 32,
@@ -185,9 +186,14 @@ class AttendCache(Cache):
             model: a decoder-only model with stock SDPA attention, on the CPU.
             budget: whole blocks that each layer of a sequence attends to, the first and the newest
                 among them: a share ("25%") or a count ("32b").
-            reselect_every_tokens: decoded tokens between two selections. Fewer predict better; each
-                selection costs one forward that attends to everything. "auto" chooses, of each
-                sequence, the most tokens by which a selection's age loses at most `max_mass_lost`.
+            select_by: "attention" selects by measured attention mass, every so many tokens, in
+                forwards that attend to everything. "estimate" selects anew for every decoded token,
+                by what its query will attend to as a summary of the blocks' keys has it: no
+                forward attends to everything.
+            reselect_every_tokens: decoded tokens between two selections by "attention", 4 if not
+                given. Fewer predict better; each costs one forward that attends to everything.
+                "auto" chooses, of each sequence, the most tokens by which a selection's age loses
+                at most `max_mass_lost`.
             max_mass_lost: share of attention mass that age may lose under "auto"; None for 0.01.
             decision_log: file that is begun anew, of every selection's decision.
             block_tokens: tokens a block.
@@ -205,9 +211,10 @@ class AttendCache(Cache):
         """
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
-        check_every_tokens(reselect_every_tokens, max_mass_lost)
+        every_tokens = period_of(select_by, reselect_every_tokens, decision_log)
+        check_every_tokens(every_tokens, max_mass_lost)
         check_names(layout=layout, attention=attention)
-        _check_model(model)
+        check_model(model)
         config = model.config.get_text_config(decoder=True)
         self.max_tokens = int(config.max_position_embeddings) if max_tokens is None else max_tokens
         check_counts(block_tokens=block_tokens, max_tokens=self.max_tokens)
@@ -220,10 +227,11 @@ class AttendCache(Cache):
             num_draft_tokens=0,
         )
         self._model = model
+        self._is_estimating = select_by == "estimate"
         self._new_period = partial(
             HoldingPeriod,
-            reselect_every_tokens,
-            first_tokens=_FIRST_TOKENS,
+            every_tokens,
+            first_tokens=FIRST_TOKENS,
             max_mass_lost=max_mass_lost,
             log=open_log(decision_log, engine="transformers", policy="attend", budget=str(parsed)),
         )
@@ -316,6 +324,7 @@ class AttendCache(Cache):
                 period=self._new_period(),
                 place=place,
                 is_gathering=self._is_gathering,
+                is_estimating=self._is_estimating,
             )
             self.sequences.append(sequence)
 
@@ -364,17 +373,6 @@ class AttendCache(Cache):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_model(model: PreTrainedModel) -> None:
-    check_attention(model)
-    if model.dtype not in BLOCK_ATTENTION_DTYPES:
-        raise UnsupportedModelError(
-            f"the model's dtype is {model.dtype}; expected one of "
-            f"{', '.join(map(str, BLOCK_ATTENTION_DTYPES))}"
-        )
-    if model.device.type != "cpu":
-        raise UnsupportedModelError(f"the model is on {model.device}; expected it on the CPU")
 
 
 def _refusal(what: str, remedy: str) -> str:

@@ -14,6 +14,7 @@ from torch_bridge.full import FullKV, SkippedBlocks
 from torch_bridge.held import Blocks, HoldingPeriod
 from torch_bridge.huggingface.attention import causal_tail_attention
 from torch_bridge.huggingface.sizes import StoreSizes
+from torch_bridge.key_moments import KeyMoments
 from torch_bridge.selector import Selector
 
 MAX_SCORED_QUERIES = 16
@@ -21,6 +22,9 @@ MAX_SCORED_QUERIES = 16
 
 In decoding those since the last selection do, at most as many: older ones say less of what comes.
 """
+
+ESTIMATED_TOKENS = 8
+"""Tokens whose keys share one summary, where a block has a multiple of them."""
 
 
 class AttendSequence:
@@ -46,6 +50,7 @@ class AttendSequence:
         period: HoldingPeriod,
         place: int,
         is_gathering: bool,
+        is_estimating: bool = False,
     ) -> None:
         """Allocates the stores.
 
@@ -55,8 +60,11 @@ class AttendSequence:
             period: decoded tokens between two selections.
             place: of the sequence in its batch, for the log of decisions.
             is_gathering: whether decoding unpacks blocks for stock attention.
+            is_estimating: whether every decoded token selects its own blocks, by an estimate of
+                what it will attend to; nothing is scored then.
         """
         block_tokens = sizes.geometry.block_tokens
+        self._moments = _key_moments(sizes) if is_estimating else None
         self.full = FullKV(
             sizes.shape,
             max_blocks=sizes.max_blocks,
@@ -83,6 +91,7 @@ class AttendSequence:
         self._num_scored_queries = 0
         self._is_held = False  # whether the selection was attended to until this forward
         self._score_us = 0.0
+        self._is_selecting = False
         self.num_keys = self.num_full_keys = self.num_scored = 0
 
     def begin(self, num_new_tokens: int) -> None:
@@ -93,7 +102,9 @@ class AttendSequence:
         """
         is_decoding = num_new_tokens == 1 and self.num_tokens > 0
         self.num_tokens += num_new_tokens
-        if self._selector.needs_all(self.num_tokens):
+        needs_all = self._selector.needs_all(self.num_tokens)
+        self._is_selecting = is_decoding and not needs_all and self._moments is not None
+        if needs_all or self._moments is not None:
             self._selected = None
             self._num_scored_queries = 0
         else:
@@ -103,7 +114,13 @@ class AttendSequence:
         if is_decoding:
             self.num_full_keys += self.num_tokens
             self.num_keys += self.num_tokens
-            if self._selected is not None and not is_scored:
+            if self._is_selecting:
+                self._num_candidate_blocks = self._selector.num_candidate_blocks(self.num_tokens)
+                num_skipped = self._num_candidate_blocks - self._selector.num_selected(
+                    self.num_tokens
+                )
+                self.num_keys -= num_skipped * self.full.shape.block_tokens
+            elif self._selected is not None and not is_scored:
                 num_skipped = self._num_candidate_blocks - self._selected.shape[1]
                 self.num_keys -= num_skipped * self.full.shape.block_tokens
 
@@ -116,7 +133,10 @@ class AttendSequence:
 
     def append(self, row: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Writes the forward's keys and values [num_kv_heads, num_new, head_dim] of a row."""
-        self.full.append(row, self.num_tokens - key.shape[1], key, value)
+        token_position = self.num_tokens - key.shape[1]
+        self.full.append(row, token_position, key, value)
+        if self._moments is not None:
+            self._moments.add(row, token_position, key)
 
     def attend(self, row: int, query: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         """Attends, after `append`, and scores where this forward is scored.
@@ -128,11 +148,12 @@ class AttendSequence:
             scale: softmax scale.
         """
         num_queries = query.shape[1]
+        skipped = self._skipped(row, query, scale)
         if num_queries > 1 or self._is_gathering:
-            key, value = self.full.read(row, self.num_tokens, self._skipped(row))
+            key, value = self.full.read(row, self.num_tokens, skipped)
             out.copy_(causal_tail_attention(query[None], key[None], value[None], scale)[0])
         else:
-            segments = self.full.segments(row, self.num_tokens, self._skipped(row))
+            segments = self.full.segments(row, self.num_tokens, skipped)
             attend_blocks(query, segments, out=out, scale=scale)
         self.score(row, query, scale)
 
@@ -144,6 +165,8 @@ class AttendSequence:
             query: [num_query_heads, num_new, head_dim] of the forward.
             scale: softmax scale.
         """
+        if self._moments is not None:
+            return
         newest = self._remember(row, query)
         if not self._num_scored_queries:
             return
@@ -200,8 +223,30 @@ class AttendSequence:
         """Unregisters the stores."""
         self.full.close()
 
-    def _skipped(self, row: int) -> SkippedBlocks | None:
+    def _skipped(self, row: int, query: torch.Tensor, scale: float) -> SkippedBlocks | None:
         """What a row leaves out in this forward; a scored forward leaves out nothing."""
+        if self._is_selecting and self._moments is not None:
+            mass = self._moments.mass(
+                row,
+                query[:, 0],
+                num_tokens=self.num_tokens,
+                block_tokens=self.full.shape.block_tokens,
+                scale=scale,
+            )
+            chosen = self._selector.choose_row(row, mass.numpy(), num_tokens=self.num_tokens)
+            return SkippedBlocks(chosen, self._num_candidate_blocks)
         if self._selected is None or self._num_scored_queries:
             return None
         return SkippedBlocks(self._selected[row], self._num_candidate_blocks)
+
+
+def _key_moments(sizes: StoreSizes) -> KeyMoments:
+    block_tokens = sizes.geometry.block_tokens
+    is_divided = block_tokens % ESTIMATED_TOKENS == 0
+    return KeyMoments(
+        num_rows=sizes.geometry.num_rows,
+        num_kv_heads=sizes.shape.num_kv_heads,
+        head_dim=sizes.shape.head_dim,
+        max_tokens=sizes.max_blocks * block_tokens,
+        part_tokens=ESTIMATED_TOKENS if is_divided else block_tokens,
+    )

@@ -13,14 +13,22 @@ DType = Literal["float32", "bfloat16"]
 PolicyName = Literal["attention", "recency", "random"]
 LayoutName = Literal["amx", "vec"]
 AttentionName = Literal["blocks", "gathered"]
+SelectionName = Literal["attention", "estimate"]
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
+SELECTIONS: tuple[SelectionName, ...] = get_args(SelectionName)
 
 
-_KNOWN_NAMES = {"policy": POLICIES, "dtype": DTYPES, "layout": LAYOUTS, "attention": ATTENTIONS}
+_KNOWN_NAMES = {
+    "policy": POLICIES,
+    "dtype": DTYPES,
+    "layout": LAYOUTS,
+    "attention": ATTENTIONS,
+    "select_by": SELECTIONS,
+}
 
 
 def check_counts(*, minimum: int = 1, **counts: int) -> None:
@@ -35,7 +43,7 @@ def check_counts(*, minimum: int = 1, **counts: int) -> None:
 
 
 def check_names(**names: str) -> None:
-    """Refuses unknown names of a policy, dtype, layout or attention, by keyword.
+    """Refuses unknown names of a policy, dtype, layout, attention or selection, by keyword.
 
     Raises:
         OptionError: naming the first such option and what is known.
