@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import itertools
 import json
@@ -109,6 +110,7 @@ def needle_jobs(tokenizer: Any, *, lengths: list[int]) -> list[Job]:
     return jobs
 
 
+@functools.cache
 def _docstrings() -> str:
     """What modules of the standard library say of themselves, without their code."""
     found = []
