@@ -28,10 +28,8 @@ from torch_bridge.huggingface.attention import (
     ATTENTION_NAME,
     KEY_OWNER,
     borrow_attention,
-    check_attention,
     return_attention,
 )
-from torch_bridge.huggingface.block_attention import BLOCK_ATTENTION_DTYPES
 from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 from torch_bridge.huggingface.options import (
     AttentionName,
