@@ -246,8 +246,8 @@ def test_OWN_1_what_is_not_retained_goes_back_and_is_reused():
 def hosting_request(num_host_blocks):
     """An engine whose one request decoded for a while with another selection every few tokens."""
     engine = make_engine("3b", 2, "host", num_host_blocks)
-    engine.admit(1, 11 * mini.B)
-    for _ in range(mini.B - 3):
+    engine.admit(1, 6 * mini.B)
+    for _ in range(5 * mini.B):
         engine.step()
     return engine
 
@@ -256,9 +256,9 @@ def test_OWN_1_blocks_on_the_host_come_back_into_blocks_of_the_engine():
     """OWN-1, UPL-6: what the engine has is the budget; what the request can choose, everything."""
     engine = hosting_request(num_host_blocks=12)
     host = engine.compaction.host
-    assert mini.NUM_BLOCKS - 1 - len(engine.free) <= 3 + 1
+    assert mini.NUM_BLOCKS - 1 - len(engine.free) <= 3 + 2, "the budget, and what came since"
     assert host.num_uploaded > 2
-    assert host.num_kept == 12 - host.num_free <= 9, "a block is copied to the host once"
+    assert host.num_kept == 12 - host.num_free <= 10, "a block is copied to the host once"
     engine.leave(1)
     assert host.num_free == 12
     assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
@@ -268,7 +268,7 @@ def test_what_the_host_has_no_room_for_is_gone_and_counted():
     engine = hosting_request(num_host_blocks=4)
     host = engine.compaction.host
     assert (host.num_free, host.num_kept) == (0, 4)
-    assert host.num_lost >= 4
+    assert host.num_lost > 0
     hosted = set(engine.retained.find(int(engine.block_table[0, 0])).hosted.host_block_of)
     assert len(hosted) == 4
     engine.leave(1)

@@ -165,14 +165,13 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
 
         check_version("vLLM")
         self._check_engine(config)
-        kind, more = GroupCompaction, {}
+        kind: Callable[..., GroupCompaction] = GroupCompaction
         if config.policy == "lossless":
             kind = GroupDrafting
         elif config.host_bytes is not None:
-            kind, more = GroupHosting, {"host_bytes": self._host_bytes(config.host_bytes)}
+            kind = partial(GroupHosting, host_bytes=self._host_bytes(config.host_bytes))
         compaction = kind(
             config,
-            **more,
             geometry=ModelGeometry.uniform(
                 num_layers=len(self.layer_names),
                 num_query_heads=self.num_heads,

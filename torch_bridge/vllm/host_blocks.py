@@ -25,8 +25,8 @@ class BlockMoves:
         host_blocks: in the host's, of the same places.
     """
 
-    physical_blocks: list[int] = field(default_factory=list)
-    host_blocks: list[int] = field(default_factory=list)
+    physical_blocks: list[int] = field(default_factory=list[int])
+    host_blocks: list[int] = field(default_factory=list[int])
 
     def add(self, physical_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Adds blocks, equally many of both."""

@@ -67,7 +67,7 @@ class DecodingRequest:
     num_drafts: int = 0
     awaited: Selection | None = None
     arriving: tuple[int, ...] = ()
-    came_back: dict[int, int] = field(default_factory=dict)
+    came_back: dict[int, int] = field(default_factory=dict[int, int])
     hosted: HostedBlocks | None = None
 
     def own_blocks(self) -> Int32[np.ndarray, " own"]:
