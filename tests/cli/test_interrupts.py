@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 
@@ -26,13 +25,12 @@ main()
 
 def start(*arguments, tmp_path, name="SIGINT", at_import="", **options):
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM, *arguments],
+        # Where the tests run in the background of a shell, children ignore Ctrl-C.
+        ["env", "--default-signal=INT", sys.executable, "-P", "-c", PROGRAM, *arguments],
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
         env={**os.environ, "SIGNAL": name, "AT_IMPORT": at_import},
-        # Where the tests run in the background of a shell, children ignore Ctrl-C.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         **options,
     )
 
@@ -58,12 +56,11 @@ def test_an_interrupt_while_an_engine_loads_ends_the_command(tmp_path):
 def test_an_ignored_ctrl_c_stays_ignored(tmp_path):
     """So does `nohup` and a shell's background."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM, "--version"],
+        ["env", "--ignore-signal=INT", sys.executable, "-P", "-c", PROGRAM, "--version"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
         env={**os.environ, "SIGNAL": "SIGINT", "AT_IMPORT": "typer"},
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
     )
     assert process.communicate(timeout=120)[0].startswith("blockcompact-jax ")
     assert process.returncode == 0

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 
@@ -86,12 +85,11 @@ def test_what_cannot_be_used_is_refused_before_anything_is_loaded(options, said)
 
 def test_interrupt_ends_a_run_cleanly():
     process = subprocess.Popen(
-        [*COMMAND, "--context", "6000"],
+        # Where the tests run in the background of a shell, children ignore Ctrl-C.
+        ["env", "--default-signal=INT", *COMMAND, "--context", "6000"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ},
-        # Where the tests run in the background of a shell, children ignore Ctrl-C.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert process.stderr is not None
     for line in process.stderr:

@@ -64,6 +64,7 @@ def test_MON_2_MON_3_the_board_shows_each_state_and_filters_by_it(open_page):
     ]
     assert "</script>." in cards.nth(2).inner_text()
     cards.nth(0).locator("summary").click()
+    cards.nth(0).get_by_text("test_things.py::test_one").wait_for()  # made when it is opened
     assert "test_things.py::test_one" in cards.nth(0).inner_text()
     assert "aaaaaaaaaaaa" in cards.nth(0).inner_text()
     page.click("#contracts button:has-text('not run')")

@@ -1,5 +1,6 @@
 """Tiny random models, saved as vLLM loads them, and engines of them inside this process."""
 
+import collections
 import contextlib
 import gc
 import itertools
@@ -143,6 +144,32 @@ def compaction_of(llm):
         builder.compaction for builder in builders_of(llm) if builder.compaction is not None
     ]
     return compaction
+
+
+def scheduler_of(llm):
+    """VLLM's scheduler, which lives in this process."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def counting(llm, num_blocks):
+    """Yields what was counted since the test began; at its end vLLM has all blocks back."""
+    counts = compaction_of(llm).counts
+    before = vars(counts).copy()
+    yield lambda: collections.Counter(vars(counts)) - collections.Counter(before)
+    assert scheduler_of(llm).kv_cache_manager.block_pool.get_num_free_blocks() == num_blocks - 1
+
+
+def record_preemptions(llm, monkeypatch):
+    """The list that the names of preempted requests go to until the test ends."""
+    scheduler = scheduler_of(llm)
+    preempt, preempted = scheduler._preempt_request, []
+
+    def record(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", record)
+    return preempted
 
 
 def prompt(num_tokens, seed=0):

@@ -156,16 +156,8 @@ def test_a_request_in_the_blocks_of_an_aborted_one_is_as_if_it_were_the_first(ll
     assert tokens == expected
 
 
-def test_preempted_requests_resume_and_finish(llm):
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    preempt, preempted = scheduler._preempt_request, []
-
-    def count(request, *args, **kwargs):
-        preempted.append(request.request_id)
-        return preempt(request, *args, **kwargs)
-
-    scheduler._preempt_request = count
+def test_preempted_requests_resume_and_finish(llm, monkeypatch):
+    preempted = engines.record_preemptions(llm, monkeypatch)
     tokens = engines.generate(llm, [engines.prompt(140, seed=s) for s in range(4)], 60)
-    scheduler._preempt_request = preempt
     assert preempted
     assert [len(row) for row in tokens] == [60] * 4

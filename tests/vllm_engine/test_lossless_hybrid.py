@@ -1,7 +1,5 @@
 """Self-speculation of a model with sliding-window layers: stock vLLM's output."""
 
-import collections
-
 import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
@@ -40,16 +38,7 @@ def llm(stock):
 
 @pytest.fixture
 def counted(llm):
-    """What was counted since the test began; at its end vLLM has all blocks back."""
-    counts = engines.compaction_of(llm).counts
-    before = vars(counts).copy()
-    yield lambda: collections.Counter(vars(counts)) - collections.Counter(before)
-    pool = scheduler_of(llm).kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == NUM_BLOCKS - 1
-
-
-def scheduler_of(llm):
-    return llm.llm_engine.engine_core.engine_core.scheduler
+    yield from engines.counting(llm, NUM_BLOCKS)
 
 
 def test_greedy_tokens_are_stocks_in_mixed_batches_with_chunked_prompts(stock, llm, counted):
@@ -67,14 +56,7 @@ def test_greedy_tokens_are_stocks_at_the_longest_sequence(stock, llm, counted):
 
 
 def test_preempted_requests_resume_with_stocks_tokens(stock, llm, counted, monkeypatch):
-    scheduler = scheduler_of(llm)
-    preempt, preempted = scheduler._preempt_request, []
-
-    def count(request, *args, **kwargs):
-        preempted.append(request.request_id)
-        return preempt(request, *args, **kwargs)
-
-    monkeypatch.setattr(scheduler, "_preempt_request", count)
+    preempted = engines.record_preemptions(llm, monkeypatch)
     prompts = [engines.prompt(200, seed=seed) for seed in range(6)]
     tokens = engines.generate(llm, prompts, 90)
     assert preempted

@@ -36,13 +36,9 @@ def host(llm):
     host = engines.compaction_of(llm).host
     yield host
     assert host.num_free == host.max_blocks
-    pool = scheduler_of(llm).kv_cache_manager.block_pool
+    pool = engines.scheduler_of(llm).kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == NUM_BLOCKS - 1
     assert all(block.ref_cnt == 0 or block.is_null for block in pool.blocks)
-
-
-def scheduler_of(llm):
-    return llm.llm_engine.engine_core.engine_core.scheduler
 
 
 class WholeBlocks:
@@ -83,7 +79,7 @@ class WholeBlocks:
 def test_UPL_6_what_comes_back_is_what_was_given_back(llm, host, monkeypatch):
     """UPL-6, OWN-1, OWN-4: byte for byte, in blocks that vLLM's own allocator gave."""
     watch = WholeBlocks(llm, monkeypatch)
-    pool = scheduler_of(llm).kv_cache_manager.block_pool
+    pool = engines.scheduler_of(llm).kv_cache_manager.block_pool
     before, num_free, held = host.num_uploaded, pool.get_num_free_blocks(), []
     engines.add(llm, engines.prompt(PROMPT_BLOCKS * B), NUM_NEW)
     while llm.llm_engine.has_unfinished_requests():
@@ -105,7 +101,7 @@ def test_requests_that_share_the_engine_decode_as_they_do_alone(llm, host):
 
 def test_preempted_requests_are_computed_anew_and_finish(llm, host, monkeypatch):
     """OWN-1: preemption frees what they had, on the host too."""
-    scheduler, hosted = scheduler_of(llm), []
+    scheduler, hosted = engines.scheduler_of(llm), []
     preempt = scheduler._preempt_request
 
     def remember(request, *args, **kwargs):

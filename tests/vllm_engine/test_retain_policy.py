@@ -44,16 +44,12 @@ def small_llm(llm):
         yield small
 
 
-def scheduler_of(llm):
-    return llm.llm_engine.engine_core.engine_core.scheduler
-
-
 def pool_of(llm):
-    return scheduler_of(llm).kv_cache_manager.block_pool
+    return engines.scheduler_of(llm).kv_cache_manager.block_pool
 
 
 def manager_of(llm):
-    (manager,) = scheduler_of(llm).kv_cache_manager.coordinator.single_type_managers
+    (manager,) = engines.scheduler_of(llm).kv_cache_manager.coordinator.single_type_managers
     return manager
 
 
@@ -74,7 +70,7 @@ def most_running(llm, num_requests, num_new):
     while llm.llm_engine.has_unfinished_requests():
         for output in llm.llm_engine.step():
             tokens[output.request_id] = list(output.outputs[0].token_ids)
-        running = scheduler_of(llm).running
+        running = engines.scheduler_of(llm).running
         most = max(most, sum(request.num_output_tokens > 2 for request in running))
     return most, [tokens[name] for name in names]
 
@@ -112,7 +108,7 @@ def test_a_request_in_given_back_blocks_decodes_as_it_does_alone(llm):
 
 def test_preempted_requests_are_computed_anew_and_finish(small_llm, monkeypatch):
     """OWN-1, OWN-4: preemption frees what a request still had, once."""
-    scheduler, held = scheduler_of(small_llm), []
+    scheduler, held = engines.scheduler_of(small_llm), []
     preempt = scheduler._preempt_request
 
     def remember(request, *args, **kwargs):
@@ -150,7 +146,7 @@ def test_a_session_that_goes_on_attends_to_what_it_still_has(small_llm, monkeypa
         request.request_id = "session"
         core.add_request(request, wave)
 
-        session = scheduler_of(small_llm).requests["session"]
+        session = engines.scheduler_of(small_llm).requests["session"]
         core.step()
         while session.status.name != "WAITING_FOR_STREAMING_REQ":
             core.step()
