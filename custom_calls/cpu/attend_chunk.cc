@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "scratch.h"
 
@@ -10,6 +11,8 @@ namespace blockcompact {
 namespace {
 
 constexpr float kNothingSeen = -__builtin_inff();
+// Scores are weighed from here on: no finite one is lower, and minus infinity weighs 0.
+constexpr float kLowestMaximum = std::numeric_limits<float>::lowest();
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -56,7 +59,7 @@ class ChunkTask {
     const KeyRange seen = batch_.SeenOfChunk(chunk_);
     const int64_t num_rows = batch_.num_rows();
     reader_.FindPlaces(first_key_, kChunkTokens, &places_);
-    std::fill_n(maximum_, num_rows, kNothingSeen);
+    std::fill_n(maximum_, num_rows, kLowestMaximum);
     std::fill_n(lanes_, num_rows * kLanes, 0.0F);
     std::fill_n(sums_, ScratchRows(batch_) * batch_.dims_padded, 0.0F);
     std::fill_n(MassOf(0), num_rows * num_mass(), 0.0F);
@@ -70,9 +73,7 @@ class ChunkTask {
     float* row_sums = step_mass_;
     kernels_.sums({lanes_, kLanes, num_rows, row_sums});
     for (int64_t row = 0; row < num_rows; ++row) {
-      const bool has_seen = maximum_[row] != kNothingSeen;
-      batch_.maximum[CellOf(row)] =
-          has_seen ? maximum_[row] * std::fabs(batch_.call->scale) : kNothingSeen;
+      batch_.maximum[CellOf(row)] = ScaledMaximum(maximum_[row], row_sums[row]);
       batch_.sum[CellOf(row)] = row_sums[row];
     }
     std::copy_n(sums_, num_rows * batch_.dims_padded,
@@ -82,6 +83,13 @@ class ChunkTask {
  private:
   static int64_t GroupOf(int64_t key) { return key / kGroupTokens * kGroupTokens; }
   static int64_t StepOf(int64_t key) { return key / kStepTokens * kStepTokens; }
+
+  // The largest score weighs 1, so a sum of 0 has seen nothing. NaN is no maximum, but the sum is
+  // NaN where a score is: the merge must not take the chunk for one that has seen nothing.
+  float ScaledMaximum(float maximum, float sum) const {
+    if (std::isnan(sum)) return sum;
+    return sum != 0.0F ? maximum * std::fabs(batch_.call->scale) : kNothingSeen;
+  }
 
   int64_t CellOf(int64_t row) const {  // in [kv head][row][chunk]
     return (kv_head_ * batch_.num_rows() + row) * batch_.num_chunks + chunk_;
