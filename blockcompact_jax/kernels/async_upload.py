@@ -83,8 +83,10 @@ class UploadEvent:
     def wait_in_stream(self) -> None:
         """Makes the stream of the plain pool's owner wait for the bytes, not the caller.
 
-        What the owner enqueues there from now on sees them. Calls of this package still refuse the
-        blocks until the upload is done. On the host there is no stream: the same as `wait`.
+        What the owner enqueues there from now on sees them. The stream of a packed pool of the
+        device waits too, so that its owner may write the rows again. Calls of this package still
+        refuse the blocks until the upload is done. On the host there is no stream: the same as
+        `wait`.
 
         Raises:
             UploadFailedError: On the host, where the upload failed.

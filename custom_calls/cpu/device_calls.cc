@@ -14,6 +14,16 @@ GridRows Unchecked(const Rows& rows, int64_t block_tokens) {
   return {rows, {0, 0, 0, block_tokens}, nullptr, nullptr};
 }
 
+// Whether the pool's owner uses it on the device, on another stream.
+bool HasOtherStream(const Pool& pool, const DeviceStream& stream) {
+  return pool.is_on_device() && pool.stream.handle != stream.handle;
+}
+
+// Work in `stream` comes after what the pool's owner has enqueued so far.
+void ComeAfter(const Pool& pool, const DeviceStream& stream, DeviceRuntime& runtime) {
+  if (HasOtherStream(pool, stream)) DeviceEvent(runtime, pool.stream).WaitInStream(stream);
+}
+
 // A packed row as plain data: its tokens are no tokens, but as many bytes.
 PlainView AsPlain(const PackedView& view) {
   const int64_t region = view.shape.region_bytes();
@@ -78,8 +88,9 @@ DeviceCall EnqueueUnpack(const Pool& packed, const Pool& plain, const Rows& rows
   DeviceContext& context = ContextOf(plain.device());
   const bool is_beside = order == DeviceOrder::kBeside;
   const DeviceStream stream = is_beside ? context.stream : plain.stream;
-  // The owner's kernels may still read the blocks that the call writes.
+  // The owners' kernels may still read the blocks that the call writes, or write those it reads.
   if (is_beside) DeviceEvent(context.runtime, plain.stream).WaitInStream(stream);
+  ComeAfter(packed, stream, context.runtime);
   const PlainView& to = *plain.plain();
   const PackedView& from = *packed.packed();
   DeviceColumns columns(context, stream, rows.num_rows, to.num_layers());
@@ -88,13 +99,16 @@ DeviceCall EnqueueUnpack(const Pool& packed, const Pool& plain, const Rows& rows
   const GridRows grid_rows = Unchecked(columns.Put(rows), to.shape.block_tokens);
   columns.Send();
   context.runtime.Unpack(from.layout, grid_from, grid_to, to.shape, grid_rows, stream);
-  return DeviceCall(columns.Finish(), plain.stream);
+  std::vector<DeviceStream> owners{plain.stream};
+  if (HasOtherStream(packed, plain.stream)) owners.push_back(packed.stream);
+  return DeviceCall(columns.Finish(), std::move(owners));
 }
 
 void DevicePack(const Pool& plain, const Pool& packed, const Rows& rows) {
   DeviceContext& context = ContextOf(plain.device());
   const PlainView& from = *plain.plain();
   const PackedView& to = *packed.packed();
+  ComeAfter(packed, plain.stream, context.runtime);
   DeviceColumns columns(context, plain.stream, rows.num_rows, from.num_layers());
   const GridPlain grid_from = columns.Put(from);
   const GridPacked grid_to = columns.Put(to);

@@ -1,9 +1,12 @@
 // Calls on pools of a device. The rows were checked on the host and lie there; both pools are
-// locked. Every call is one launch for all layers (a move: up to three), in the order of a stream.
+// locked. Every call is one launch for all layers (a move: up to three), in the order of a stream,
+// after what the owners of both pools have enqueued so far.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "blockcompact/device.h"
 #include "blockcompact/pool.h"
@@ -15,17 +18,19 @@ namespace blockcompact {
 // A call that was enqueued.
 class DeviceCall {
  public:
-  DeviceCall(std::shared_ptr<const DeviceEvent> done, const DeviceStream& owner)
-      : done_(std::move(done)), owner_(owner) {}
+  DeviceCall(std::shared_ptr<const DeviceEvent> done, std::vector<DeviceStream> owners)
+      : done_(std::move(done)), owners_(std::move(owners)) {}
 
   // Returns when the device has done it; throws std::runtime_error where it failed.
   void Wait() const { done_->Synchronize(); }
-  // What the pool's owner enqueues from now on comes after it; does not wait.
-  void WaitInStream() const { done_->WaitInStream(owner_); }
+  // What the pools' owners enqueue from now on comes after it; does not wait.
+  void WaitInStream() const {
+    for (const DeviceStream& owner : owners_) done_->WaitInStream(owner);
+  }
 
  private:
   std::shared_ptr<const DeviceEvent> done_;
-  DeviceStream owner_;
+  std::vector<DeviceStream> owners_;  // of the pools on the device
 };
 
 // Whether calls between the two can run: both on the host; or the plain one on a device, and the
