@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -123,6 +124,22 @@ std::vector<std::byte*> LayerBases(const PoolMemory& memory) {
   return bases;
 }
 
+// Without overlaps: one row may stand for several, and memory is pinned once.
+std::vector<MemorySpan> Merged(std::vector<MemorySpan> spans) {
+  std::sort(spans.begin(), spans.end(), [](const MemorySpan& a, const MemorySpan& b) {
+    return std::less<>()(a.begin, b.begin);
+  });
+  std::vector<MemorySpan> merged;
+  for (const MemorySpan& span : spans) {
+    if (merged.empty() || span.begin >= merged.back().end) {
+      merged.push_back(span);
+    } else {
+      merged.back().end = std::max(merged.back().end, span.end);
+    }
+  }
+  return merged;
+}
+
 int64_t Add(const PoolMemory& memory, std::variant<PlainView, PackedView> view) {
   CheckDevice(memory);
   auto pool = std::make_shared<Pool>();
@@ -204,7 +221,7 @@ bool PinPool(int64_t pool_id) {
   };
   const std::shared_ptr<std::vector<const std::byte*>> pinned(new std::vector<const std::byte*>,
                                                               unpin);
-  for (const MemorySpan& span : pool->spans) {
+  for (const MemorySpan& span : Merged(pool->spans)) {
     runtime->Pin(span.begin, span.end - span.begin);
     pinned->push_back(span.begin);
   }

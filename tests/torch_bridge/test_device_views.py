@@ -60,6 +60,27 @@ def _same_view(tensors):
     return layer_view
 
 
+def test_one_row_that_stands_for_several_is_pinned_once(cuda):
+    layers = [cuda.adopt(N, 2, B, H, D) for _ in range(2)]
+    store = torch.zeros(1, N, H, 2 * B, D, dtype=torch.float16).normal_()
+    with register_layers(layers, layout="NHD") as pool:
+        for _ in range(2):  # closing the pool has unpinned it
+            with SHAPE.register_packed(store, N, Layout.VEC) as packed:
+                packed.pin()
+                start_pool_upload(
+                    packed.current_ord(),
+                    pool.current_ord(),
+                    np.array([0, 1], np.int32),
+                    np.array([4, 2], np.int32),
+                    np.array([1, 3], np.int32),
+                    packed_pool=packed,
+                    plain_pool=pool,
+                ).wait()
+    for layer, source, target in ((0, 4, 1), (1, 2, 3)):
+        values = store[0, source, :, B:]
+        assert torch.equal(layers[layer][target, 1], values.view(H, B, D).transpose(0, 1))
+
+
 def test_UPL_6_an_engines_layers_on_a_device_are_written_where_they_lie(cuda):
     """UPL-6: one upload to layers that are tensors of their own, in the engine's order."""
     layers = [cuda.adopt(N, 2, B, H, D) for _ in range(2)]
