@@ -52,8 +52,8 @@ void DeviceStaging::Grow(StagingSlot* slot, int64_t pinned_bytes, int64_t device
     if (slot->on_device != nullptr) {
       runtime_.Free(device_, std::exchange(slot->on_device, nullptr));
     }
-    slot->device_bytes = 0;
-    const int64_t grown = std::max(device_bytes, kLeastBytes);
+    const int64_t held = std::exchange(slot->device_bytes, 0);
+    const int64_t grown = std::max({device_bytes, 2 * held, kLeastBytes});
     slot->on_device = runtime_.Allocate(device_, grown);
     slot->device_bytes = grown;
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "../cpu/device_staging.h"
 #include "blockcompact/block_move.h"
@@ -203,6 +204,18 @@ void TestStaging() {
   CHECK(staging.Take(1, 1) != second, "a slot that is being filled was given out");
 }
 
+void TestStagingGrowsByDoubling() {
+  DeviceStaging staging(Device(), 0, 1);
+  int64_t device_bytes = 0, num_growths = 0;
+  for (int64_t num_bytes = 1; num_bytes <= 8 << 20; num_bytes += 4 << 10) {
+    StagingSlot* slot = staging.Take(1, num_bytes);
+    CHECK(slot->device_bytes >= num_bytes, "too small");
+    num_growths += slot->device_bytes != std::exchange(device_bytes, slot->device_bytes) ? 1 : 0;
+    staging.Return(slot, nullptr);
+  }
+  CHECK(num_growths <= 8, "%ld growths from 64 KiB to 8 MiB", num_growths);
+}
+
 void TestOpenBlocksAndFailure() {
   World world;
   world.device.Hold(true);
@@ -328,6 +341,7 @@ void TestRefusals() {
 
 int main() {
   TestStaging();
+  TestStagingGrowsByDoubling();
   for (int64_t skew_bytes : {0, 2, 8}) TestUploadInStream(skew_bytes);
   for (bool is_newest_first : {false, true}) {
     TestUploadComesAfterTheOwnersReads(is_newest_first);
