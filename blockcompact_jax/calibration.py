@@ -10,7 +10,8 @@ from typing import Any
 from blockcompact_jax.costs import RetainCosts, Term, TermSource
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.provenance import machine
-from blockcompact_jax.reselection import OnlineReselection, RoundSample
+from blockcompact_jax.reselection import OnlineReselection
+from blockcompact_jax.round_curves import RoundSample
 from blockcompact_jax.strict_json import read_object
 
 FACTS = (

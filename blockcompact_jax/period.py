@@ -27,16 +27,13 @@ from blockcompact_jax.costs import RetainCosts
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.reselection import (
     INSURANCE_SHARE,
-    MAX_SAMPLES,
     REVISIT_EVERY_CYCLES,
     Basis,
     OnlineReselection,
-    RoundSample,
     median_costs,
-    monotone,
     predict_period,
-    round_curves,
 )
+from blockcompact_jax.round_curves import MAX_SAMPLES, RoundSample, monotone, round_curves
 
 MAX_MASS_LOST = 0.01
 """Share of attention mass that a selection may lose to its age, where nobody says another."""

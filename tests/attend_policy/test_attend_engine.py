@@ -12,6 +12,7 @@ from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm import compaction as compaction_module
+from torch_bridge.vllm import hosting
 from torch_bridge.vllm.compaction import GroupCompaction
 from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.hosting import GroupHosting
@@ -342,3 +343,31 @@ def test_a_finished_request_leaves_nothing(monkeypatch):
     engine.step()  # its scores, if it had any, are used up here; nothing of it is decoding
     gc.collect()
     assert not made
+
+
+def test_host_memory_takes_the_difference_of_its_blocks_once(monkeypatch):
+    """Not once a block: with thousands of blocks that is most of a step's time."""
+    differences = []
+
+    class CountingSet(set):
+        def __sub__(self, other):
+            differences.append(len(self))
+            return super().__sub__(other)
+
+    num_applied = 0
+    apply = GroupHosting._apply
+
+    def counted(self, *args):
+        nonlocal num_applied
+        num_applied += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(hosting, "set", CountingSet, raising=False)
+            apply(self, *args)
+
+    monkeypatch.setattr(GroupHosting, "_apply", counted)
+    engine = make_engine("3b", 4, policy="host")
+    engine.admit(0, 60)
+    for _ in range(12):
+        engine.step()
+    assert num_applied > 1
+    assert len(differences) == 2 * num_applied, "what leaves and what arrives"

@@ -21,7 +21,8 @@ from blockcompact_jax.period import (
     mass_missed_at_best,
     next_period,
 )
-from blockcompact_jax.reselection import Basis, RoundSample
+from blockcompact_jax.reselection import Basis
+from blockcompact_jax.round_curves import RoundSample
 
 
 def held(age, beyond_best, missed=0.5):

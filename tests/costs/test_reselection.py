@@ -15,12 +15,11 @@ from blockcompact_jax.reselection import (
     Basis,
     OnlineReselection,
     Reselection,
-    RoundSample,
     decide_reselection,
     median_costs,
     predict_period,
-    round_curves,
 )
+from blockcompact_jax.round_curves import RoundSample, round_curves
 
 
 def selection_costs(total_us):

@@ -108,6 +108,10 @@ def test_without_a_log_nothing_is_written_and_auto_needs_none(llama, tmp_path, m
         ({"reselect_every_tokens": 0}, r"`reselect_every_tokens` is 0"),
         ({"max_mass_lost": 0.1}, r"`max_mass_lost` is given with `reselect_every_tokens` 4"),
         ({"reselect_every_tokens": "auto", "max_mass_lost": math.nan}, r"`max_mass_lost` is nan"),
+        (
+            {"select_by": "estimate", "max_mass_lost": 0.01},
+            r"`max_mass_lost` is '0.01', but `select_by` 'estimate' selects for every token",
+        ),
     ],
 )
 def test_a_period_that_cannot_be_used_is_refused(llama, options, message):

@@ -15,7 +15,8 @@ from blockcompact_jax.costs import RetainCosts, measured
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.provenance import machine
-from blockcompact_jax.reselection import OnlineReselection, RoundSample
+from blockcompact_jax.reselection import OnlineReselection
+from blockcompact_jax.round_curves import RoundSample
 from torch_bridge.huggingface.calibrate import calibrate, calibration_facts
 from torch_bridge.huggingface.options import RunOptions
 from torch_bridge.huggingface.sampling import Sampler

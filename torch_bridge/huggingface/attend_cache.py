@@ -209,7 +209,7 @@ class AttendCache(Cache):
         """
         parsed = parse_budget(budget) if isinstance(budget, str) else budget
         check_budget(parsed)
-        every_tokens = period_of(select_by, reselect_every_tokens, decision_log)
+        every_tokens = period_of(select_by, reselect_every_tokens, max_mass_lost, decision_log)
         check_every_tokens(every_tokens, max_mass_lost)
         check_names(layout=layout, attention=attention)
         check_model(model)

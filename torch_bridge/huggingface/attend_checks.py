@@ -36,15 +36,20 @@ def check_model(model: PreTrainedModel) -> None:
 def period_of(
     select_by: SelectionName,
     reselect_every_tokens: EveryTokens | None,
+    max_mass_lost: float | None,
     decision_log: Path | str | None,
 ) -> EveryTokens:
-    """The period of selections by measured attention; estimates take neither it nor its log.
+    """The period of selections by measured attention; estimates take nothing of it.
 
     Raises:
         OptionError: for an unknown `select_by`, and for what "estimate" does not take.
     """
     check_names(select_by=select_by)
-    measured = {"reselect_every_tokens": reselect_every_tokens, "decision_log": decision_log}
+    measured = {
+        "reselect_every_tokens": reselect_every_tokens,
+        "max_mass_lost": max_mass_lost,
+        "decision_log": decision_log,
+    }
     for name, value in measured.items():
         if select_by == "estimate" and value is not None:
             raise OptionError(

@@ -26,8 +26,8 @@ from blockcompact_jax.reselection import (
     OnlineReselection,
     PeriodPrediction,
     Reselection,
-    RoundSample,
 )
+from blockcompact_jax.round_curves import RoundSample
 from torch_bridge.huggingface.options import NullObserver, RunObserver, RunOptions
 from torch_bridge.huggingface.policies import score_source
 from torch_bridge.huggingface.sampling import Sampler

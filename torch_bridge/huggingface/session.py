@@ -18,8 +18,8 @@ from blockcompact_jax.reselection import (
     OnlineReselection,
     Reselection,
     RoundDecision,
-    RoundSample,
 )
+from blockcompact_jax.round_curves import RoundSample
 from blockcompact_jax.runtime import CompactionRuntime, RuntimeLimits
 from blockcompact_jax.transfer import Pools
 from blockcompact_jax.upload import SourceKind

@@ -191,10 +191,11 @@ class GroupHosting(GroupCompaction):
         request.hosted = request.hosted or HostedBlocks(self.host)
         own = set(request.own_blocks().tolist())
         wanted = set(choice.selection.blocks(request.physical_blocks.size).tolist())
+        unwanted = own - wanted
         leaving = [
             block
             for block in choice.best_first
-            if block in own - wanted and block not in request.hosted.host_block_of
+            if block in unwanted and block not in request.hosted.host_block_of
         ]
         kept = request.hosted.reserve(leaving)
         host_blocks = [request.hosted.host_block_of[block] for block in kept]

@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from blockcompact_jax.costs import RetainCosts, assumed, measured
 from blockcompact_jax.decision_log import DecisionLog
 from blockcompact_jax.period import PeriodByCosts, cost_terms_us
-from blockcompact_jax.reselection import RoundSample
+from blockcompact_jax.round_curves import RoundSample
 from torch_bridge.held import AUTO, Blocks, HoldingPeriod, open_log
 from torch_bridge.vllm.config import DEFAULT_EVERY_TOKENS, AttendConfig
 from torch_bridge.vllm.requests import DecodingRequest
