@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from blockcompact_jax.costs import RetainCosts, assumed, measured
 from blockcompact_jax.decision_log import DecisionLog
-from blockcompact_jax.period import PeriodByCosts, cost_terms_us
+from blockcompact_jax.period import PeriodByCosts
 from blockcompact_jax.round_curves import RoundSample
 from torch_bridge.held import AUTO, Blocks, HoldingPeriod, open_log
 from torch_bridge.vllm.config import DEFAULT_EVERY_TOKENS, AttendConfig
@@ -163,7 +163,6 @@ class DraftingPeriod(ScoringPeriod):
         self._by_costs.book_selection(costs)
         if self._log is None:
             return
-        choice = self._by_costs.choice
         self._log.add(
             {
                 "group": self.group,
@@ -171,10 +170,8 @@ class DraftingPeriod(ScoringPeriod):
                 "num_tokens": scored.request.num_tokens,
                 "age_tokens": age_tokens,
                 "age_rounds": age_rounds,
-                **cost_terms_us(costs),
-                "tokens_per_round": self._by_costs.tokens_per_round,
-                "basis": choice.basis.value,
-                "next_period_rounds": choice.period,
+                "select_us": select_us,
+                **self._by_costs.decision_row(),
                 "next_period_tokens": self.every_tokens,
             }
         )
