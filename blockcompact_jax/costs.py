@@ -14,6 +14,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.metrics import CompactionMetrics
@@ -183,6 +184,30 @@ def decide_retention(
         costs=costs,
         benefits=benefits,
     )
+
+
+def decision_row(decision: RetainDecision) -> dict[str, Any]:
+    """One row of a table with everything that a decision rests on.
+
+    A term without a value is None and named in `unmeasured`; one that the caller answers for is
+    named in `assumed`; every other was measured.
+    """
+    terms: dict[str, Term] = {
+        field.name: getattr(part, field.name)
+        for part in (decision.costs, decision.benefits)
+        for field in fields(part)
+    }
+    assumed = [name for name, term in terms.items() if term.source is TermSource.ASSUMED]
+    return {
+        "is_retained": decision.is_retained,
+        "benefit_us": decision.benefit_us,
+        "cost_us": decision.cost_us,
+        "margin_us": decision.margin_us,
+        "horizon_rounds": decision.horizon_steps,
+        "unmeasured": ", ".join(decision.unmeasured),
+        "assumed": ", ".join(assumed),
+        **{f"{name}_us": term.value_us for name, term in terms.items()},
+    }
 
 
 def _term(value_us: float | None) -> Term:

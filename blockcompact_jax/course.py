@@ -6,13 +6,13 @@ A runtime and a session fill it where somebody asks; otherwise nothing is record
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from blockcompact_jax.costs import TermSource
+from blockcompact_jax.costs import decision_row
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.ids import HOLE
 from blockcompact_jax.metrics import CompactionMetrics
@@ -208,25 +208,7 @@ def _round_row(number: int, record: RoundRecord) -> dict[str, Any]:
         "num_gained": record.num_gained,
         "round_us": record.round_us,
     }
-    retention = decision.retention
-    if retention is None:
-        return row
-    terms = {
-        name: term
-        for part in (retention.costs, retention.benefits)
-        for name, term in ((each.name, getattr(part, each.name)) for each in fields(part))
-    }
-    assumed = [name for name, term in terms.items() if term.source is TermSource.ASSUMED]
-    return row | {
-        "is_retained": retention.is_retained,
-        "benefit_us": retention.benefit_us,
-        "cost_us": retention.cost_us,
-        "margin_us": retention.margin_us,
-        "horizon_rounds": retention.horizon_steps,
-        "unmeasured": ", ".join(retention.unmeasured),
-        "assumed": ", ".join(assumed),
-        **{f"{name}_us": term.value_us for name, term in terms.items()},
-    }
+    return row if decision.retention is None else row | decision_row(decision.retention)
 
 
 _COURSE_FIELDS = {

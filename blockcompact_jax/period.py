@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from blockcompact_jax.costs import RetainCosts
+from blockcompact_jax.costs import RetainCosts, decision_row
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.reselection import (
     INSURANCE_SHARE,
     REVISIT_EVERY_CYCLES,
     Basis,
     OnlineReselection,
+    decide_reselection,
     median_costs,
     predict_period,
 )
@@ -252,6 +253,7 @@ class PeriodByCosts:
 
     Attributes:
         choice: the period now.
+        retention: the decision of the costs that it rests on; open while terms are missing.
     """
 
     def __init__(self, *, first_rounds: int, max_rounds: int | None = None) -> None:
@@ -291,9 +293,32 @@ class PeriodByCosts:
         """Medians of the newest selections, term by term."""
         return median_costs(self._costs)
 
+    def decision_row(self) -> dict[str, Any]:
+        """The choice with everything it rests on.
+
+        Its terms are those of the decision that ended the chosen period; where none ends one yet,
+        of the longest that has them all, which says to go on. `horizon_rounds` says which.
+        """
+        curves = self._curves
+        return {
+            **decision_row(self.retention),
+            "round_us_by_age": curves.round_us.tolist(),
+            "gained_tokens_by_age": curves.gained_tokens.tolist(),
+            "tokens_per_round": self.tokens_per_round,
+            "basis": self.choice.basis.value,
+            "next_period_rounds": self.choice.period,
+        }
+
     def _choose(self) -> PeriodChoice:
-        curves = round_curves(each for rounds in self._rounds.values() for each in rounds)
-        found = predict_period(curves, self.costs, insurance_share=INSURANCE_SHARE)
+        self._curves = curves = round_curves(
+            each for rounds in self._rounds.values() for each in rounds
+        )
+        costs = self.costs
+        found = predict_period(curves, costs, insurance_share=INSURANCE_SHARE)
+        ended = self._first if found is None else min(found.period_rounds, curves.num_ages - 1)
+        self.retention = decide_reselection(
+            curves, costs, period_rounds=max(ended, 1), insurance_share=INSURANCE_SHARE
+        )
         choice = next_period(
             None if found is None else found.period_rounds,
             longest_measured=curves.num_ages,
@@ -332,8 +357,3 @@ def mass_decision(
         "basis": choice.basis.value,
         "next_period_tokens": choice.period,
     }
-
-
-def cost_terms_us(costs: RetainCosts) -> dict[str, float | None]:
-    """Terms by the names of a course; an unmeasured one is None."""
-    return {f"{name}_us": term["value_us"] for name, term in asdict(costs).items()}

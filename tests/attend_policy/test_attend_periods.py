@@ -39,6 +39,30 @@ def make_engine(**config):
     return MiniEngine(compaction)
 
 
+def make_drafting(log):
+    geometry = ModelGeometry.uniform(
+        num_layers=1,
+        num_query_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        block_tokens=32,
+        dtype="float32",
+        layout="vec",
+    )
+    return GroupDrafting(
+        AttendConfig(
+            policy="lossless",
+            budget=parse_budget("3b"),
+            reselect_every_tokens="auto",
+            decision_log=str(log),
+        ),
+        geometry=geometry,
+        layer_names=["model.layers.0.attn"],
+        layout=Layout.VEC,
+        max_tokens=2048,
+    )
+
+
 def missed(masses, selected, num_candidates):
     """Means over layers of the mass in candidate blocks: left out, and at least left out."""
     total = at_best = 0.0
@@ -99,28 +123,7 @@ def test_CST_2_drafts_choose_by_what_rounds_took_and_gained(tmp_path, monkeypatc
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     log = tmp_path / "decisions.jsonl"
-    config = AttendConfig(
-        policy="lossless",
-        budget=parse_budget("3b"),
-        reselect_every_tokens="auto",
-        decision_log=str(log),
-    )
-    geometry = ModelGeometry.uniform(
-        num_layers=1,
-        num_query_heads=2,
-        num_kv_heads=1,
-        head_dim=32,
-        block_tokens=32,
-        dtype="float32",
-        layout="vec",
-    )
-    drafting = GroupDrafting(
-        config,
-        geometry=geometry,
-        layer_names=["model.layers.0.attn"],
-        layout=Layout.VEC,
-        max_tokens=2048,
-    )
+    drafting = make_drafting(log)
     request = OneRequest(drafting, first_block=1)
     request.table = np.arange(1, 65, dtype=np.int32)[None]
     computed = 300
@@ -142,10 +145,60 @@ def test_CST_2_drafts_choose_by_what_rounds_took_and_gained(tmp_path, monkeypatc
     assert [row["age_rounds"] for row in rows] == [
         sum(1 for _ in group) for group in _cycles(ages, len(rows))
     ]
-    assert all(row["kv_move_us"] == row["metadata_us"] == 0.0 for row in rows)
-    assert all(row["plan_us"] is not None for row in rows)
+    nothing = ["table_update", "metadata", "wait", "allocator", "kv_move", "avoided_stall"]
+    for row in rows:
+        assert row["assumed"].split(", ") == nothing, "0 by assumption, not by measurement"
+        assert {row[f"{name}_us"] for name in nothing} == {0.0}
+        assert row["plan_us"] == row["select_us"] == row["cost_us"] == 0.0
+    decided = [row for row in rows if row["basis"] == "costs"]
+    assert decided
+    for row in decided:
+        period, before, after = (
+            row[name] for name in ("horizon_rounds", "attention_before_us", "attention_after_us")
+        )
+        round_us, gained = row["round_us_by_age"], row["gained_tokens_by_age"]
+        assert (row["next_period_rounds"], row["unmeasured"]) == (period, "")
+        assert before == round_us[period] == pytest.approx(100_000)
+        assert after == pytest.approx(sum(round_us[:period]) / period)
+        lost = period * before * (1 - sum(gained[:period]) / (period * gained[period]))
+        assert row["output_penalty_us"] == pytest.approx(lost)
+        assert row["benefit_us"] == pytest.approx(period * (before - after) - lost)
+        assert row["margin_us"] == pytest.approx(-0.03 * sum(round_us[:period]))
+        assert row["is_retained"] == (row["benefit_us"] > row["cost_us"] + row["margin_us"])
+        assert row["is_retained"]
     late = [row["next_period_rounds"] for row in rows[-9:]]
     assert sorted(late)[4] == 1, "a selection is free here, and age costs most of the tokens"
+
+
+def test_a_step_after_which_nothing_is_drafted_gives_no_round_its_time(tmp_path, monkeypatch):
+    """The engine asks for no drafts after some steps; the next round took one step's time."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    log = tmp_path / "decisions.jsonl"
+    drafting = make_drafting(log)
+    request = OneRequest(drafting, first_block=1)
+    request.table = np.arange(1, 65, dtype=np.int32)[None]
+    request.step(300, 1, 302)
+    computed = 301
+    is_left_out = np.random.default_rng(3).random(200) < 0.6
+    for is_left in is_left_out:
+        clock[0] += 0.1
+        request.draft(computed + 1)
+        if is_left:  # verified, but the engine asks for no drafts
+            lengths = np.array([computed + 5], np.int32)
+            step = drafting.begin_verification(
+                request.table, lengths, np.array([5], np.int32), np.array([True])
+            )
+            for scored in step.scored.values() if step is not None else ():
+                scored.log_sum_exps[:] = 0.0
+            computed += 1  # no draft stood; those of the next step are not of this project
+            clock[0] += 0.1
+        request.step(computed, 5, computed + 4)
+        computed += 3
+    rows = read_decision_log(log)[1]
+    times = [us for row in rows for us in row["round_us_by_age"]]
+    assert times
+    assert times == pytest.approx([100_000.0] * len(times))
 
 
 def _cycles(ages, num_cycles):

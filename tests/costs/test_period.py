@@ -180,6 +180,45 @@ def test_costs_choose_the_period_of_least_time_a_token(select_us, fall):
     assert period.tokens_per_round is not None
 
 
+@pytest.mark.parametrize(("fall", "ends"), [(0.2, True), (0.0, False)])
+def test_CST_2_a_choice_keeps_every_term_and_its_source(fall, ends):
+    """CST-1, CST-2: costs, benefits, margin and horizon by hand; what was assumed is named."""
+    rounds = Rounds(100_000, fall)
+    period = PeriodByCosts(first_rounds=4, max_rounds=8)
+    for _ in range(3):
+        for age in range(8):
+            period.book_round(rounds.sample(age))
+        period.book_selection(costs_of(100_000))
+    row = period.decision_row()
+    best = row["horizon_rounds"]
+    gained = [rounds.sample(age).num_gained_tokens for age in range(8)]
+    assert row["round_us_by_age"] == pytest.approx([100_000.0] * 8)
+    assert row["gained_tokens_by_age"] == pytest.approx(gained)
+    assert row["next_period_rounds"] == (best if ends else 8)
+    assert row["basis"] == ("costs" if ends else "longest period")
+    assert best < 7 if ends else best == 7, "the longest of which every term is known"
+    assert row["is_retained"] is ends
+    assert row["unmeasured"] == ""
+    nothing = "table_update, metadata, wait, allocator, kv_move, avoided_stall"
+    assert row["assumed"] == nothing
+    assert row["plan_us"] == row["cost_us"] == 100_000.0
+    assert row["attention_before_us"] == row["attention_after_us"] == pytest.approx(100_000)
+    penalty_us = best * 100_000 * (1 - sum(gained[:best]) / (best * gained[best]))
+    assert row["output_penalty_us"] == pytest.approx(penalty_us)
+    assert row["benefit_us"] == pytest.approx(-penalty_us)
+    assert row["margin_us"] == pytest.approx(-0.03 * best * 100_000)
+
+
+def test_CST_1_a_choice_without_rounds_names_what_is_missing():
+    """CST-1: no benefit is 0 because nothing was measured."""
+    period = PeriodByCosts(first_rounds=4)
+    period.book_selection(costs_of(5.0))
+    row = period.decision_row()
+    assert row["unmeasured"] == "attention_before, attention_after, output_penalty"
+    assert row["is_retained"] is row["benefit_us"] is row["output_penalty_us"] is None
+    assert (row["round_us_by_age"], row["gained_tokens_by_age"]) == ([], [])
+
+
 def test_CST_1_an_unmeasured_cost_keeps_the_first_period():
     """CST-1: nothing is chosen by a sum in which a term is missing."""
     period = PeriodByCosts(first_rounds=3)

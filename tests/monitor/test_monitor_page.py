@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from blockcompact_jax.costs import RetainCosts, assumed, measured
+from blockcompact_jax.decision_log import DecisionLog
 from blockcompact_jax.errors import CompactionError
 from blockcompact_jax.monitor.page import build_page, build_run_page
 from blockcompact_jax.monitor.results import read_results
 from blockcompact_jax.monitor.serve import serve_page
+from blockcompact_jax.period import PeriodByCosts
 
 from .pages import (
     make_report,
@@ -122,6 +125,21 @@ def test_CST_2_decisions_of_an_engine_are_a_table(document, tmp_path):
         {"number": 0, "age_tokens": 4, "mass_lost": 0.25, "max_mass_lost": None},
         {"number": 1, "age_tokens": 8, "mass_lost": 0.5, "max_mass_lost": None},
     ]
+
+
+def test_CST_1_CST_2_terms_of_a_chosen_period_are_a_table(document, tmp_path):
+    """CST-1, CST-2: every term with its value, what is assumed and what is unmeasured by name."""
+    period = PeriodByCosts(first_rounds=4)
+    period.book_selection(RetainCosts(plan=measured(5.0), kv_move=assumed(0.0)))
+    path = tmp_path / "decisions.jsonl"
+    DecisionLog(path, engine="made up").add(period.decision_row())
+    (benchmark,) = data_of(build_page(document=document, checks=None, results=[path]))["benchmarks"]
+    (table,) = benchmark["tables"]
+    (row,) = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+    assert (row["plan_us"], row["kv_move_us"], row["wait_us"]) == (5.0, 0.0, None)
+    assert row["assumed"] == "kv_move, avoided_stall"
+    assert {"wait", "output_penalty"} < set(row["unmeasured"].split(", "))
+    assert (row["horizon_rounds"], row["margin_us"], row["benefit_us"]) == (4, 0.0, None)
 
 
 @pytest.mark.skipif(not STORED_RESULTS, reason="not a source checkout")

@@ -68,4 +68,11 @@ def test_CST_2_lossless_logs_costs_and_gives_stocks_tokens(model, tmp_path):
     assert rows[-1]["tokens_per_round"] >= 1
     terms = ("plan_us", "table_update_us", "metadata_us", "wait_us", "allocator_us", "kv_move_us")
     assert all(row[term] is not None for row in rows for term in terms)
+    assumed = "table_update, metadata, wait, allocator, kv_move, avoided_stall"
+    for row in rows:
+        assert (row["assumed"], row["select_us"] > 0) == (assumed, True)
+        assert row["cost_us"] == row["plan_us"]
+        if row["basis"] == "costs":
+            assert (row["is_retained"], row["horizon_rounds"]) == (True, row["next_period_rounds"])
+        assert (row["benefit_us"] is None) == bool(row["unmeasured"])
     assert all(1 <= row["next_period_rounds"] <= 17 for row in rows)

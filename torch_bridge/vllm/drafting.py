@@ -114,6 +114,8 @@ class GroupDrafting(GroupCompaction):
             0 if request is None else min(request.num_drafts, num_others)
             for request, num_others in zip(self._rows, (num_queries - 1).tolist(), strict=True)
         ]
+        if isinstance(self._period, DraftingPeriod):
+            self._period.begin_rounds(self._verifying().values())
         is_scored = [request is not None and self._is_due(request) for request in self._rows]
         self.counts.num_steps += 1
         if not any(is_scored):
@@ -157,13 +159,18 @@ class GroupDrafting(GroupCompaction):
         if not isinstance(self._period, DraftingPeriod):
             return
         gained = {
-            request: length - request.num_tokens
-            for place, (request, length) in enumerate(
-                zip(self._rows, num_tokens.tolist(), strict=True)
-            )
-            if request is not None and self._num_verified[place]
+            request: int(num_tokens[place]) - request.num_tokens
+            for place, request in self._verifying().items()
         }
         self._period.end_rounds(gained, is_alone=None not in self._rows)
+
+    def _verifying(self) -> dict[int, DecodingRequest]:
+        """Requests whose drafts the step verifies, by batch row."""
+        return {
+            place: request
+            for place, request in enumerate(self._rows)
+            if request is not None and self._num_verified[place]
+        }
 
     def request_at(self, place: int) -> DecodingRequest:
         """The request of a row that `finish_verification` named."""

@@ -8,7 +8,7 @@ gained. One period serves all requests of the group.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from blockcompact_jax.costs import RetainCosts, assumed, measured
 from blockcompact_jax.decision_log import DecisionLog
-from blockcompact_jax.period import PeriodByCosts, cost_terms_us
+from blockcompact_jax.period import PeriodByCosts
 from blockcompact_jax.round_curves import RoundSample
 from torch_bridge.held import AUTO, Blocks, HoldingPeriod, open_log
 from torch_bridge.vllm.config import DEFAULT_EVERY_TOKENS, AttendConfig
@@ -98,8 +98,8 @@ class ScoringPeriod:
 class DraftingPeriod(ScoringPeriod):
     """The period of a group that drafts: chosen by the time a token.
 
-    A round is the time between two ends of verification, its share of one request, and without
-    scoring and selecting, which are the cost of a selection.
+    A round is the time between two ends of verification with one step between them, its share of
+    one request, and without scoring and selecting, which are the cost of a selection.
     """
 
     def __init__(self, config: AttendConfig, log: DecisionLog | None, *, group: str) -> None:
@@ -108,7 +108,7 @@ class DraftingPeriod(ScoringPeriod):
         self._log = log
         self._by_costs = PeriodByCosts(first_rounds=_FIRST_ROUNDS)
         self._age_rounds: WeakKeyDictionary[DecodingRequest, int] = WeakKeyDictionary()
-        self._ended = time.perf_counter()
+        self._ended, self._num_steps = time.perf_counter(), 0
         self._selecting_us = 0.0
 
     @property
@@ -120,6 +120,16 @@ class DraftingPeriod(ScoringPeriod):
         # The round that is half a round early or more is the one.
         return max(1, round((self._by_costs.choice.period - 0.5) * tokens_per_round))
 
+    def begin_rounds(self, verifying: Iterable[DecodingRequest]) -> None:
+        """Begins a step. One that drafts nothing afterwards does not end: its time is no round's.
+
+        Args:
+            verifying: requests whose drafts it verifies.
+        """
+        self._num_steps += 1
+        for request in verifying:
+            self._age_rounds[request] = self._age_rounds.get(request, 0) + 1
+
     def end_rounds(self, gained: Mapping[DecodingRequest, int], *, is_alone: bool) -> None:
         """Books a step that verified drafts, before its scores are selected by.
 
@@ -129,14 +139,13 @@ class DraftingPeriod(ScoringPeriod):
         """
         now = time.perf_counter()
         spent_us = (now - self._ended) * 1e6 - self._selecting_us - self.scoring_us
-        self._ended, self._selecting_us = now, 0.0
+        is_timed = is_alone and spent_us > 0 and self._num_steps == 1
+        self._ended, self._num_steps, self._selecting_us = now, 0, 0.0
         for request, num_gained in gained.items():
-            age_rounds = self._age_rounds.get(request, 0)
-            self._age_rounds[request] = age_rounds + 1
-            if is_alone and num_gained and spent_us > 0:
+            if is_timed and num_gained:
                 self._by_costs.book_round(
                     RoundSample(
-                        age_rounds=age_rounds,
+                        age_rounds=self._age_rounds[request] - 1,
                         round_us=spent_us / len(gained),
                         num_gained_tokens=num_gained,
                     )
@@ -163,7 +172,6 @@ class DraftingPeriod(ScoringPeriod):
         self._by_costs.book_selection(costs)
         if self._log is None:
             return
-        choice = self._by_costs.choice
         self._log.add(
             {
                 "group": self.group,
@@ -171,10 +179,8 @@ class DraftingPeriod(ScoringPeriod):
                 "num_tokens": scored.request.num_tokens,
                 "age_tokens": age_tokens,
                 "age_rounds": age_rounds,
-                **cost_terms_us(costs),
-                "tokens_per_round": self._by_costs.tokens_per_round,
-                "basis": choice.basis.value,
-                "next_period_rounds": choice.period,
+                "select_us": select_us,
+                **self._by_costs.decision_row(),
                 "next_period_tokens": self.every_tokens,
             }
         )
