@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import jax
 from jax import Array
@@ -45,6 +46,10 @@ class StepPolicy:
     def __hash__(self) -> int:
         # Static arguments are hashed on every dispatch, and each enum by a function of Python's.
         return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the hash: another process hashes enums and strings differently.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @jax.tree_util.register_dataclass
