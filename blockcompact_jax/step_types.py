@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int32
 
@@ -58,11 +59,13 @@ class ZeroDelta:
     """Whether a step would leave every list as it is.
 
     Attributes:
-        is_zero: In every layer the wanted blocks are the held ones. Shape ().
-        selection_revision: Number of the selection, to publish where `is_zero`. Shape ().
+        is_zero: In every layer the wanted blocks are the held ones. Shape (); a NumPy bool where
+            it was found on the host.
+        selection_revision: Number of the selection, to publish where `is_zero`. Shape (); on the
+            device of the residency's revision.
     """
 
-    is_zero: Bool[Array, ""]
+    is_zero: Bool[Array, ""] | np.bool_
     selection_revision: Int32[Array, ""]
 
 
