@@ -12,8 +12,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -212,6 +213,10 @@ class ModelGeometry:
     def __hash__(self) -> int:
         # Static arguments are hashed on every dispatch; dozens of layers make that noticeable.
         return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the hash: another process hashes enums and strings differently.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def full_layers(self) -> tuple[int, ...]:

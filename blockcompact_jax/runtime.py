@@ -226,7 +226,7 @@ class CompactionRuntime:
         """Compiles the planning calls, so that no selection pays for it. Changes nothing.
 
         Args:
-            scores: finite scores of the shape and dtype that `reselect` will get.
+            scores: finite scores of the shape, dtype and device that `reselect` will get.
         """
         residency = self._graduate(self._state, 0)
         self._planner.warm_up(scores, residency, self._state.ownership)

@@ -116,7 +116,7 @@ class StepPlanner:
         residency: Residency,
         ownership: Ownership,
     ) -> None:
-        """Compiles every call that a step makes, for finite scores of this shape."""
+        """Compiles every call that a step makes, for finite scores like these."""
         scores = self._reduce_heads(scores)
         find_zero_delta(scores, 0, residency, budget_blocks=0, **self._static)
         plan, reserved = self._plan_step(scores, 0, residency, ownership, budget_blocks=0)

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from .errors import CompactionError
 from .scores import BlockReduction, HeadReduction
@@ -65,6 +66,10 @@ class SelectionPolicy:
     def __hash__(self) -> int:
         # Static arguments are hashed on every dispatch, and each enum by a function of Python's.
         return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the hash: another process hashes enums and strings differently.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def is_by_score_alone(self) -> bool:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int32
 
@@ -46,6 +48,10 @@ class StepPolicy:
         # Static arguments are hashed on every dispatch, and each enum by a function of Python's.
         return self._hash
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the hash: another process hashes enums and strings differently.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +59,13 @@ class ZeroDelta:
     """Whether a step would leave every list as it is.
 
     Attributes:
-        is_zero: In every layer the wanted blocks are the held ones. Shape ().
-        selection_revision: Number of the selection, to publish where `is_zero`. Shape ().
+        is_zero: In every layer the wanted blocks are the held ones. Shape (); a NumPy bool where
+            it was found on the host.
+        selection_revision: Number of the selection, to publish where `is_zero`. Shape (); on the
+            device of the residency's revision.
     """
 
-    is_zero: Bool[Array, ""]
+    is_zero: Bool[Array, ""] | np.bool_
     selection_revision: Int32[Array, ""]
 
 

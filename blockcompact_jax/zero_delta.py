@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jaxtyping import Bool
+from jaxtyping import Bool, Int32
 
 from .geometry import ModelGeometry
 from .ids import AnyArray, as_logical_blocks
@@ -61,7 +61,7 @@ def find_zero_delta(
 
     Under jit, `lax.cond` chooses in place of `if`. Called with arrays in a CPU's memory and
     operations that check on the host (`HostOperations`, such as `kernels.NativeOperations`), it
-    dispatches nothing, and gives NumPy scalars.
+    dispatches nothing but the new revision, and `is_zero` is a NumPy bool.
 
     Where a stage would refuse its input, nothing is zero: `plan_step` says why. A step that uploads
     nothing but drops blocks is not zero either, nor one that keeps unwanted blocks because
@@ -95,8 +95,7 @@ def find_zero_delta(
     seen = _view_on_host(scores, np.float32)
     held = _view_on_host(residency.logical_by_slot, np.int32)
     num_held = _view_on_host(residency.num_valid, np.int32)
-    revision = _view_on_host(residency.revisions.selection_revision, np.int32)
-    if seen is None or held is None or num_held is None or revision is None:
+    if seen is None or held is None or num_held is None:
         return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
     is_zero = is_selected_on_host(
         seen,
@@ -108,8 +107,8 @@ def find_zero_delta(
         **static,
     )
     return ZeroDelta(
-        is_zero=cast(Array, np.bool_(is_zero)),
-        selection_revision=cast(Array, revision + np.int32(1)),
+        is_zero=np.bool_(is_zero),
+        selection_revision=_next_revision(residency.revisions.selection_revision),
     )
 
 
@@ -130,6 +129,13 @@ def _view_on_host(array: AnyArray, dtype: type) -> np.ndarray | None:
     except (TypeError, BufferError):
         return None
     return view if view.flags.c_contiguous else None
+
+
+# Compiled also where nothing else is: a scalar of NumPy would not be committed to the device that
+# the residency is committed to, and the next call that takes the residency would compile anew.
+@typed_jit(inline=True)
+def _next_revision(selection_revision: AnyArray) -> Int32[Array, ""]:
+    return jnp.asarray(selection_revision, jnp.int32) + 1
 
 
 @typed_jit(static_argnames=("geometry", "policy"))
@@ -154,5 +160,5 @@ def _find_zero_delta(
         is_resident=is_resident,
         operations=policy.operations,
     )
-    revision = jnp.asarray(residency.revisions.selection_revision, jnp.int32) + 1
+    revision = _next_revision(residency.revisions.selection_revision)
     return ZeroDelta(is_zero=is_zero, selection_revision=revision)
