@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="file to write results to")
     parser.add_argument("--context", type=int, default=8000, help="tokens of each prompt")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=3, help="phases of each policy")
+    parser.add_argument("--rounds", type=int, default=2, help="phases of each policy")
     parser.add_argument("--quick", action="store_true", help="2 x 2,000 tokens, 1 round")
     parser.add_argument("--compile", action="store_true", help="compile the model, as vLLM does")
     parser.add_argument("--lossless", action="store_true", help="measure self-speculation")
