@@ -18,7 +18,7 @@ class DraftWrites:
     def __init__(self, llm, monkeypatch):
         self.num_written = self.num_crossed = 0
         self._runner = engines.runner_of(llm)
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = engines.scheduler_of(llm)
         # Groups share the physical blocks and the tensors, never a block at a time.
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         (builder, *_) = engines.builders_of(llm)

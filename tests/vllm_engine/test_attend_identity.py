@@ -29,7 +29,7 @@ def run(model, num_blocks, **options):
             assert by_kind.pop("FullAttentionSpec") is True
             assert not any(by_kind.values()), "sliding-window groups are left alone"
         preempted = []
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = engines.scheduler_of(llm)
         preempt = scheduler._preempt_request
         scheduler._preempt_request = lambda *args, **kwargs: (
             preempted.append(args[0].request_id),
