@@ -17,28 +17,14 @@ if importlib.util.find_spec("vllm") is None:
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-
-def save_model(directory: str) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=512,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
+# Imported here and not in a function, whose end would then not end its engine: docs/engines.md,
+# "A process that does not end".
+from random_llama import save_model
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
 
 
 def main() -> None:
-    from vllm import LLM, SamplingParams
-    from vllm.inputs import TokensPrompt
-
     with tempfile.TemporaryDirectory() as directory:
         save_model(directory)
         llm = LLM(

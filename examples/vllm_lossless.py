@@ -17,8 +17,12 @@ if importlib.util.find_spec("vllm") is None:
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-# Two engines in turn: else the script would wait at its end for the worker processes of both.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+# Imported here and not in a function, whose end would then not end its engine: docs/engines.md,
+# "A process that does not end".
+from random_llama import save_model
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
 
 LOSSLESS = {
     "additional_config": {
@@ -32,28 +36,8 @@ LOSSLESS = {
 }
 
 
-def save_model(directory: str) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=512,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-
-
 def generate(model: str, **options: Any) -> tuple[list[list[int]], dict[str, int]]:
     """Tokens of each request, and vLLM's own count of drafted and accepted tokens."""
-    from vllm import LLM, SamplingParams
-    from vllm.inputs import TokensPrompt
-
     llm = LLM(
         model=model,
         dtype="float32",  # in bfloat16 near-ties may fall the other way where tokens are verified

@@ -13,7 +13,7 @@ NUM_NEW = 40
 NUM_BLOCKS = {engines.save_llama: 17, engines.save_gemma: 25}
 
 
-def run(model, num_blocks, **options):
+def run(model, num_blocks, monkeypatch, **options):
     """(tokens of requests alone, of all at once, number of preemptions)."""
     with engines.engine(
         model, num_gpu_blocks_override=num_blocks, max_num_batched_tokens=64, **options
@@ -28,13 +28,7 @@ def run(model, num_blocks, **options):
             }
             assert by_kind.pop("FullAttentionSpec") is True
             assert not any(by_kind.values()), "sliding-window groups are left alone"
-        preempted = []
-        scheduler = engines.scheduler_of(llm)
-        preempt = scheduler._preempt_request
-        scheduler._preempt_request = lambda *args, **kwargs: (
-            preempted.append(args[0].request_id),
-            preempt(*args, **kwargs),
-        )[1]
+        preempted = engines.record_preemptions(llm, monkeypatch)
         prompts = [engines.prompt(length) for length in LENGTHS]
         alone = [engines.generate(llm, [token_ids], NUM_NEW)[0] for token_ids in prompts[:4]]
         together = engines.generate(llm, prompts, NUM_NEW)
@@ -45,10 +39,10 @@ def run(model, num_blocks, **options):
 
 
 @pytest.mark.parametrize("save", [engines.save_llama, engines.save_gemma], ids=["llama", "gemma"])
-def test_a_budget_of_everything_gives_the_tokens_of_stock_vllm(save, tmp_path):
+def test_a_budget_of_everything_gives_the_tokens_of_stock_vllm(save, tmp_path, monkeypatch):
     model = save(tmp_path)
-    stock = run(model, NUM_BLOCKS[save], backend=engines.STOCK)
-    ours = run(model, NUM_BLOCKS[save], compaction={"budget": "100%"})
+    stock = run(model, NUM_BLOCKS[save], monkeypatch, backend=engines.STOCK)
+    ours = run(model, NUM_BLOCKS[save], monkeypatch, compaction={"budget": "100%"})
     assert ours == stock
     assert len(stock[0][0]) == NUM_NEW
     assert stock[2] > 0, "nothing was preempted; give the engine fewer blocks"

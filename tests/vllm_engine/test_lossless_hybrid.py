@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcompact-jax[vllm]'")
 
 import engines
-from draft_writes import DraftWrites
+from lossless_tests import MAX_TOKENS, LosslessTests
 
-NUM_DRAFTS, NUM_BLOCKS, MAX_TOKENS = 4, 44, 512
+NUM_DRAFTS, NUM_BLOCKS = 4, 44
 COMPACTION = {"policy": "lossless", "budget": "3b", "reselect_every_tokens": 8}
 OPTIONS = {
     "num_gpu_blocks_override": NUM_BLOCKS,
@@ -49,18 +49,8 @@ def test_greedy_tokens_are_stocks_in_mixed_batches_with_chunked_prompts(stock, l
     assert found["num_keys"] < found["num_full_keys"]
 
 
-def test_greedy_tokens_are_stocks_at_the_longest_sequence(stock, llm, counted):
-    prompts = [engines.prompt(n, seed=3) for n in (MAX_TOKENS - 40, 130)]
-    assert engines.generate(llm, prompts, 40) == engines.generate(stock, prompts, 40)
-    assert counted()["num_verified"]
-
-
-def test_preempted_requests_resume_with_stocks_tokens(stock, llm, counted, monkeypatch):
-    preempted = engines.record_preemptions(llm, monkeypatch)
-    prompts = [engines.prompt(200, seed=seed) for seed in range(6)]
-    tokens = engines.generate(llm, prompts, 90)
-    assert preempted
-    assert tokens == engines.generate(stock, prompts, 90)
+class TestAnyModel(LosslessTests):
+    num_new_until_full = 90
 
 
 def test_drafts_that_attend_to_everything_are_all_accepted(llm, counted, monkeypatch):
@@ -75,11 +65,3 @@ def test_drafts_that_attend_to_everything_are_all_accepted(llm, counted, monkeyp
     engines.generate(llm, [engines.prompt(n) for n in (140, 45, 200)], 70)
     assert whole.counts.num_accepted == whole.counts.num_verified > 150
     assert whole.counts.num_keys == whole.counts.num_full_keys
-
-
-def test_drafts_leave_every_byte_of_confirmed_kv_alone(llm, counted, monkeypatch):
-    """In windows they reach into blocks of their own, as in full-attention layers."""
-    writes = DraftWrites(llm, monkeypatch)
-    engines.generate(llm, [engines.prompt(n) for n in (158, 120, 187)], 40)
-    assert writes.num_written > 100
-    assert writes.num_crossed > 2

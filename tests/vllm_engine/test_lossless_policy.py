@@ -9,11 +9,11 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 import engines
 import torch
 from attend_policy.packed import attend
-from draft_writes import DraftWrites
 from engines import B, read_tokens
+from lossless_tests import MAX_TOKENS, LosslessTests
 
 EVERY, BUDGET, LAYERS, NUM_DRAFTS = 8, 3, 3, 4
-NUM_BLOCKS, MAX_TOKENS, NUM_SAMPLES = 40, 512, 400
+NUM_BLOCKS, NUM_SAMPLES = 40, 400
 COMPACTION = {"policy": "lossless", "budget": f"{BUDGET}b", "reselect_every_tokens": EVERY}
 OPTIONS = {
     "num_gpu_blocks_override": NUM_BLOCKS,
@@ -54,18 +54,8 @@ def test_greedy_tokens_are_stocks_in_mixed_batches_with_chunked_prompts(stock, l
     assert found["num_keys"] < found["num_full_keys"]
 
 
-def test_greedy_tokens_are_stocks_at_the_longest_sequence(stock, llm, counted):
-    prompts = [engines.prompt(n, seed=3) for n in (MAX_TOKENS - 40, 130)]
-    assert engines.generate(llm, prompts, 40) == engines.generate(stock, prompts, 40)
-    assert counted()["num_verified"]
-
-
-def test_preempted_requests_resume_with_stocks_tokens(stock, llm, counted, monkeypatch):
-    preempted = engines.record_preemptions(llm, monkeypatch)
-    prompts = [engines.prompt(200, seed=seed) for seed in range(6)]
-    tokens = engines.generate(llm, prompts, 60)
-    assert preempted
-    assert tokens == engines.generate(stock, prompts, 60)
+class TestAnyModel(LosslessTests):
+    num_new_until_full = 60
 
 
 def test_requests_come_and_go_between_rounds(stock, llm, counted):
@@ -171,14 +161,6 @@ def test_drafts_attend_to_the_selection_the_tail_and_earlier_drafts(llm, counted
     engines.generate(llm, [engines.prompt(n) for n in (150, 33, 187)], 20)
     assert watch.num_checked > 3 * LAYERS * NUM_DRAFTS
     assert watch.largest_change > 1e-3, "a small budget must change attention"
-
-
-def test_drafts_leave_every_byte_of_confirmed_kv_alone(llm, counted, monkeypatch):
-    """They write in their own request's blocks, behind its confirmed tokens, and nowhere else."""
-    writes = DraftWrites(llm, monkeypatch)
-    engines.generate(llm, [engines.prompt(n) for n in (158, 120, 187)], 40)
-    assert writes.num_written > 100
-    assert writes.num_crossed > 2, "drafts reach into blocks that hold nothing confirmed"
 
 
 def sampled(llm, seed):

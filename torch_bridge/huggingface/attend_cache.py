@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from blockcompact_jax.budget import Budget, check_budget, parse_budget
@@ -30,6 +30,7 @@ from torch_bridge.huggingface.attention import (
     borrow_attention,
     return_attention,
 )
+from torch_bridge.huggingface.full_layer import FullAttentionLayer
 from torch_bridge.huggingface.layers import UnsupportedModelError, layer_types
 from torch_bridge.huggingface.options import (
     AttentionName,
@@ -45,21 +46,15 @@ from torch_bridge.selector import Selector
 _FAILED = -1
 
 
-class AttendLayer(CacheLayerMixin):
+class AttendLayer(FullAttentionLayer):
     """One full-attention layer: hands out the new keys only, and attends itself."""
 
-    is_sliding = False
     is_croppable = False
 
     def __init__(self, cache: AttendCache, layer_row: int) -> None:
         super().__init__()
         self._cache = cache
         self._row = layer_row
-        self.length = 0
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the stores are made with the first forward."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -123,21 +118,9 @@ class AttendLayer(CacheLayerMixin):
         cache.end_row(row)
         return out
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Logical (num_keys, offset), padding included."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Logical length in tokens, padding included."""
-        return self.length
-
     def get_max_length(self) -> int:
         """Capacity in tokens."""
         return self._cache.max_tokens
-
-    def reset(self) -> None:
-        """Forgets every token."""
-        self.length = 0
 
 
 class AttendCache(Cache):

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from blockcompact_jax.kernels import AttendSegment
 from torch_bridge.full import FullKV
+from torch_bridge.huggingface.full_layer import FullAttentionLayer
 from torch_bridge.huggingface.layers import layer_types
 from torch_bridge.resident import ResidentKV
 from torch_bridge.ring import TokenRing
@@ -37,22 +38,16 @@ class Phase(enum.Enum):
     DRAFT = "draft"
 
 
-class CompactedLayer(CacheLayerMixin):
+class CompactedLayer(FullAttentionLayer):
     """One full-attention layer: the full KV when verifying, the resident blocks when drafting."""
 
-    is_sliding = False
     is_croppable = True
 
     def __init__(self, cache: CompactedCache, layer_row: int) -> None:
         super().__init__()
         self._cache = cache
         self.layer_row = layer_row
-        self.length = 0
         self.is_all_handed_out = True
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the stores exist before the cache."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -89,14 +84,6 @@ class CompactedLayer(CacheLayerMixin):
         key, value = store.read(row, self.length)
         return key.unsqueeze(0), value.unsqueeze(0)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Logical (num_keys, offset), for mask functions that ask; ours does not."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Logical length in tokens, whatever is resident."""
-        return self.length
-
     def get_max_length(self) -> int:
         """Capacity in tokens."""
         return self._cache.full.max_tokens
@@ -113,10 +100,6 @@ class CompactedLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Refused: one sequence has no beams."""
         raise NotImplementedError("beam search is not supported; decode with `num_beams=1`.")
-
-    def reset(self) -> None:
-        """Forgets every token."""
-        self.length = 0
 
 
 class CompactedCache(Cache):
