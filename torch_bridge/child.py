@@ -15,7 +15,7 @@ from typing import Any
 @contextmanager
 def child_process(
     command: Sequence[str], **options: Any
-) -> Generator[subprocess.Popen[bytes], None, None]:
+) -> Generator[subprocess.Popen[Any], None, None]:
     """Runs a command beside this process; at the end of the block it is over.
 
     A child that still runs then is terminated and waited for. So it is, without waiting, at a
@@ -29,14 +29,14 @@ def child_process(
     Yields:
         The child.
     """
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[Any]] = []
 
     def terminate() -> None:
         for child in children:
             child.terminate()  # nothing where it has ended
 
     with _before_sigterm(terminate):
-        child = subprocess.Popen(command, **options)
+        child: subprocess.Popen[Any] = subprocess.Popen(command, **options)
         children.append(child)
         try:
             yield child

@@ -1,7 +1,7 @@
 """What a sweep can run: decoding, a recorded trace, quality tasks; and how each is shown."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class SweepKind:
         order: What configurations that run after each other share.
         shown_options: Options that are said once where all configurations share them.
         columns: Titles of the measured columns, and their text of a report.
+        path_columns: The same, shown where `retention` or `ownership` vary.
         check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
         open: Fetches what is needed; gives the engine and the digests of what it reads.
         summary: What the end says in plain words.
@@ -42,6 +43,9 @@ class SweepKind:
     check_inputs: Callable[[list[dict[str, Any]]], None]
     open: Open
     summary: Summary
+    path_columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(
+        default_factory=dict[str, Callable[[Mapping[str, Any]], str]]
+    )
     needed_modules: tuple[str, ...] = ()
 
     def require(self) -> None:
@@ -120,6 +124,11 @@ def trace_kind(path: Path) -> SweepKind:
             "overlap": _study_column("selection_overlap", "{:.1%}"),
             "uploads": _study_column("upload_blocks_per_selection", "{:.2f}"),
         },
+        path_columns={
+            "moved MB": lambda report: _megabytes(report["metrics"]["resident_move_bytes"]),
+            "freed MB": lambda report: _megabytes(report["study"]["path"]["released_bytes"]),
+            "pool MB": lambda report: _megabytes(report["study"]["path"]["pool_peak_bytes"]),
+        },
         check_inputs=lambda _: engine.open() and None,
         open=open_trace,
         summary=summarize_study,
@@ -128,6 +137,10 @@ def trace_kind(path: Path) -> SweepKind:
 
 def _study_column(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda report: number(report["study"][name], form)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
 
 
 def task_kind(tasks: str) -> SweepKind:

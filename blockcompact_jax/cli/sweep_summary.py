@@ -124,8 +124,35 @@ def summarize_study(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
         )
     return [
         *lines,
+        *_by_path(rows),
         "Mass kept is not accuracy: what a model makes of it was not run, nor was any speed.",
     ]
+
+
+def _by_path(rows: Sequence[Row]) -> list[str]:
+    """What the selections cost on each path: uploads, moves, and the pool that it takes."""
+    by_path: dict[str, list[Row]] = {}
+    for row in rows:
+        chosen = row["configuration"]
+        name = f"{chosen['retention']}, owned by {chosen['ownership']}"
+        by_path.setdefault(name, []).append(row)
+    if len(by_path) < 2:  # one alone compares with nothing
+        return []
+    lines: list[str] = []
+    for name, mine in by_path.items():
+        booked = [row["report"]["metrics"] for row in mine]
+        paths = [row["report"]["study"]["path"] for row in mine]
+        uploaded, moved = (
+            fmean(each[key] for each in booked) / 1e6
+            for key in ("h2d_bytes", "resident_move_bytes")
+        )
+        peak = fmean(each["pool_peak_bytes"] for each in paths) / 1e6
+        kept = fmean(row["report"]["study"]["mass_kept"] for row in mine)
+        lines.append(
+            f"{name}: {kept:.1%} kept, {uploaded:,.1f} MB uploaded, {moved:,.1f} MB moved, a pool "
+            f"of {peak:,.1f} MB (means)."
+        )
+    return [*lines, "Bytes are those of plans: nothing was moved."]
 
 
 def summarize_tasks(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:

@@ -44,12 +44,15 @@ def print_rows(
     table = Table(show_edge=False, pad_edge=False)
     for name in varied:
         table.add_column(name.replace("_", " "), overflow="fold")
-    for name in kind.columns:
+    columns = {**kind.columns}
+    if not {"retention", "ownership"}.isdisjoint(varied):
+        columns |= kind.path_columns
+    for name in columns:
         table.add_column(name, justify="right")
     for row in shown[:_MAX_SHOWN]:
         table.add_row(
             *(str(row["configuration"].get(name)) for name in varied),
-            *(text_of(row["report"]) for text_of in kind.columns.values()),
+            *(text_of(row["report"]) for text_of in columns.values()),
         )
     console.print(table)
     if len(shown) > _MAX_SHOWN:
