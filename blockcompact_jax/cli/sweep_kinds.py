@@ -30,7 +30,7 @@ class SweepKind:
         check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
         open: Fetches what is needed; gives the engine and the digests of what it reads.
         summary: What the end says in plain words.
-        needed_modules: Import names of the extra that it needs.
+        extras: Import names of the extras that configurations need, by extra.
     """
 
     command: str
@@ -46,15 +46,16 @@ class SweepKind:
     path_columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(
         default_factory=dict[str, Callable[[Mapping[str, Any]], str]]
     )
-    needed_modules: tuple[str, ...] = ()
+    extras: Callable[[list[dict[str, Any]]], Mapping[str, tuple[str, ...]]] = lambda _: {}
 
-    def require(self) -> None:
-        """Check that the extra it needs is installed.
+    def require(self, configurations: list[dict[str, Any]]) -> None:
+        """Check that the extras that configurations need are installed.
 
         Raises:
-            UserError: It is not.
+            UserError: One is not.
         """
-        require_modules(self.command, self.needed_modules, extra="models")
+        for extra, modules in self.extras(configurations).items():
+            require_modules(self.command, modules, extra=extra)
 
 
 def number(value: float | None, form: str) -> str:
@@ -64,7 +65,18 @@ def number(value: float | None, form: str) -> str:
 
 def run_kind() -> SweepKind:
     """Decoding runs of `blockcompact run`."""
-    from torch_bridge.huggingface.sweep import DEFAULT_GRID, LoadedRuns, check_models, complete
+    from torch_bridge.huggingface.sweep import (
+        DEFAULT_GRID,
+        TRANSFORMERS,
+        LoadedRuns,
+        check_models,
+        complete,
+    )
+
+    def extras_of(configurations: list[dict[str, Any]]) -> Mapping[str, tuple[str, ...]]:
+        is_vllm = any(each["engine"] != TRANSFORMERS for each in configurations)
+        extras: dict[str, tuple[str, ...]] = {"models": NEEDED_TO_RUN}
+        return extras | {"vllm": ("vllm",)} if is_vllm else extras
 
     is_same = {True: "yes", False: "no", None: "not compared"}
     return SweepKind(
@@ -72,8 +84,8 @@ def run_kind() -> SweepKind:
         options_help="blockcompact run --help",
         default_grid=DEFAULT_GRID,
         complete=complete,
-        order=("model", "dtype"),
-        shown_options=("model", "dtype", "context", "policy", "budget"),
+        order=("engine", "model", "dtype"),
+        shown_options=("engine", "model", "dtype", "context", "policy", "budget"),
         columns={
             "acceptance": lambda report: number(report["acceptance_rate"], "{:.1%}"),
             "tokens/round": lambda report: number(report["tokens_per_round"], "{:.2f}"),
@@ -83,7 +95,7 @@ def run_kind() -> SweepKind:
         check_inputs=check_models,
         open=_open_with_models(LoadedRuns),
         summary=summarize_runs,
-        needed_modules=NEEDED_TO_RUN,
+        extras=extras_of,
     )
 
 
@@ -160,7 +172,7 @@ def task_kind(tasks: str) -> SweepKind:
         check_inputs=check_models,
         open=_open_with_models(TaskRuns),
         summary=summarize_tasks,
-        needed_modules=NEEDED_TO_RUN,
+        extras=lambda _: {"models": NEEDED_TO_RUN},
     )
 
 

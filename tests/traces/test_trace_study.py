@@ -236,9 +236,9 @@ def test_a_margin_keeps_what_is_resident():
         study_trace(scores, options(budget_blocks=4, reselect_every_tokens=2, resident_margin=by))
         for by in (0.0, 100.0)
     )
-    assert bound.selection_overlap == 1
-    assert bound.upload_blocks_per_selection == 0
-    assert free.selection_overlap < 1
+    # What came out of the tail is resident too, and may win over what was selected before.
+    assert free.selection_overlap < bound.selection_overlap <= 1
+    assert bound.upload_blocks_per_selection == 0 < free.upload_blocks_per_selection
 
 
 @pytest.mark.parametrize(
