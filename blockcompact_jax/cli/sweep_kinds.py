@@ -168,12 +168,21 @@ def task_kind(tasks: str) -> SweepKind:
         complete=lambda configuration: complete_task_run({"tasks": tasks, **configuration}),
         order=("model", "dtype"),
         shown_options=("model", "context", "budget"),
-        columns={name: _task_column(name) for name in parse_tasks(tasks)},
+        columns={
+            **{name: _task_column(name) for name in parse_tasks(tasks)},
+            "ms/token": _pair_of_ms,
+        },
         check_inputs=check_models,
         open=_open_with_models(TaskRuns),
         summary=summarize_tasks,
         extras=lambda _: {"models": NEEDED_TO_RUN},
     )
+
+
+def _pair_of_ms(report: Mapping[str, Any]) -> str:
+    """Milliseconds a decoded token, and behind them those of full attention."""
+    rates = (report["tokens_per_second"], report["tokens_per_second_full"])
+    return " / ".join(f"{1e3 / rate:.1f}" for rate in rates)
 
 
 def _task_column(task: str) -> Callable[[Mapping[str, Any]], str]:

@@ -122,15 +122,13 @@ def test_MET_1_a_study_of_several_paths_says_what_each_costs():
 
 def test_tasks_say_what_was_found_beside_full_attention():
     found = {"num_cases": 4, "token_accuracy": 0.5, "token_accuracy_full": 1.0, "agreement": 0.5}
+    tasks = {"needle": found, "code": {**found, "token_accuracy": 1.0}}
     rows = [
-        {
-            "configuration": {"budget": "10%"},
-            "report": {"tasks": {"needle": found, "code": {**found, "token_accuracy": 1.0}}},
-        }
+        {"configuration": {"budget": "10%"}, "report": {"tasks": tasks, "speedup_vs_full": 1.25}}
     ]
     lines = summarize_tasks(rows, ["budget"])
     assert lines[0] == (
         "budget 10%: 75% of the answers' tokens found, 100% with full attention; both say the same "
-        "in 50% (8 cases)."
+        "in 50% (8 cases), at 1.25 times its speed."
     )
-    assert "Nothing here was timed" in lines[1]
+    assert "without the contexts'" in lines[1]
