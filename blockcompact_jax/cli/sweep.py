@@ -52,7 +52,7 @@ def sweep_run(  # noqa: PLR0917  # options, in the order --help shows them
         for configuration in configurations:
             typer.echo(json.dumps(configuration))
         return
-    kind.require()
+    kind.require(configurations)
     if parquet is not None:
         require_modules("blockcompact sweep --parquet", ("pyarrow",), extra="sweep")
         check_writable("parquet", parquet)

@@ -1,7 +1,7 @@
 """What a sweep can run: decoding, a recorded trace, quality tasks; and how each is shown."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ class SweepKind:
         order: What configurations that run after each other share.
         shown_options: Options that are said once where all configurations share them.
         columns: Titles of the measured columns, and their text of a report.
+        path_columns: The same, shown where `retention` or `ownership` vary.
         check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
         open: Fetches what is needed; gives the engine and the digests of what it reads.
         summary: What the end says in plain words.
-        needed_modules: Import names of the extra that it needs.
+        extras: Import names of the extras that configurations need, by extra.
     """
 
     command: str
@@ -42,15 +43,19 @@ class SweepKind:
     check_inputs: Callable[[list[dict[str, Any]]], None]
     open: Open
     summary: Summary
-    needed_modules: tuple[str, ...] = ()
+    path_columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(
+        default_factory=dict[str, Callable[[Mapping[str, Any]], str]]
+    )
+    extras: Callable[[list[dict[str, Any]]], Mapping[str, tuple[str, ...]]] = lambda _: {}
 
-    def require(self) -> None:
-        """Check that the extra it needs is installed.
+    def require(self, configurations: list[dict[str, Any]]) -> None:
+        """Check that the extras that configurations need are installed.
 
         Raises:
-            UserError: It is not.
+            UserError: One is not.
         """
-        require_modules(self.command, self.needed_modules, extra="models")
+        for extra, modules in self.extras(configurations).items():
+            require_modules(self.command, modules, extra=extra)
 
 
 def number(value: float | None, form: str) -> str:
@@ -60,7 +65,18 @@ def number(value: float | None, form: str) -> str:
 
 def run_kind() -> SweepKind:
     """Decoding runs of `blockcompact run`."""
-    from torch_bridge.huggingface.sweep import DEFAULT_GRID, LoadedRuns, check_models, complete
+    from torch_bridge.huggingface.sweep import (
+        DEFAULT_GRID,
+        TRANSFORMERS,
+        LoadedRuns,
+        check_models,
+        complete,
+    )
+
+    def extras_of(configurations: list[dict[str, Any]]) -> Mapping[str, tuple[str, ...]]:
+        is_vllm = any(each["engine"] != TRANSFORMERS for each in configurations)
+        extras: dict[str, tuple[str, ...]] = {"models": NEEDED_TO_RUN}
+        return extras | {"vllm": ("vllm",)} if is_vllm else extras
 
     is_same = {True: "yes", False: "no", None: "not compared"}
     return SweepKind(
@@ -68,8 +84,8 @@ def run_kind() -> SweepKind:
         options_help="blockcompact run --help",
         default_grid=DEFAULT_GRID,
         complete=complete,
-        order=("model", "dtype"),
-        shown_options=("model", "dtype", "context", "policy", "budget"),
+        order=("engine", "model", "dtype"),
+        shown_options=("engine", "model", "dtype", "context", "policy", "budget"),
         columns={
             "acceptance": lambda report: number(report["acceptance_rate"], "{:.1%}"),
             "tokens/round": lambda report: number(report["tokens_per_round"], "{:.2f}"),
@@ -79,7 +95,7 @@ def run_kind() -> SweepKind:
         check_inputs=check_models,
         open=_open_with_models(LoadedRuns),
         summary=summarize_runs,
-        needed_modules=NEEDED_TO_RUN,
+        extras=extras_of,
     )
 
 
@@ -120,6 +136,11 @@ def trace_kind(path: Path) -> SweepKind:
             "overlap": _study_column("selection_overlap", "{:.1%}"),
             "uploads": _study_column("upload_blocks_per_selection", "{:.2f}"),
         },
+        path_columns={
+            "moved MB": lambda report: _megabytes(report["metrics"]["resident_move_bytes"]),
+            "freed MB": lambda report: _megabytes(report["study"]["path"]["released_bytes"]),
+            "pool MB": lambda report: _megabytes(report["study"]["path"]["pool_peak_bytes"]),
+        },
         check_inputs=lambda _: engine.open() and None,
         open=open_trace,
         summary=summarize_study,
@@ -128,6 +149,10 @@ def trace_kind(path: Path) -> SweepKind:
 
 def _study_column(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda report: number(report["study"][name], form)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
 
 
 def task_kind(tasks: str) -> SweepKind:
@@ -143,12 +168,21 @@ def task_kind(tasks: str) -> SweepKind:
         complete=lambda configuration: complete_task_run({"tasks": tasks, **configuration}),
         order=("model", "dtype"),
         shown_options=("model", "context", "budget"),
-        columns={name: _task_column(name) for name in parse_tasks(tasks)},
+        columns={
+            **{name: _task_column(name) for name in parse_tasks(tasks)},
+            "ms/token": _pair_of_ms,
+        },
         check_inputs=check_models,
         open=_open_with_models(TaskRuns),
         summary=summarize_tasks,
-        needed_modules=NEEDED_TO_RUN,
+        extras=lambda _: {"models": NEEDED_TO_RUN},
     )
+
+
+def _pair_of_ms(report: Mapping[str, Any]) -> str:
+    """Milliseconds a decoded token, and behind them those of full attention."""
+    rates = (report["tokens_per_second"], report["tokens_per_second_full"])
+    return " / ".join(f"{1e3 / rate:.1f}" for rate in rates)
 
 
 def _task_column(task: str) -> Callable[[Mapping[str, Any]], str]:

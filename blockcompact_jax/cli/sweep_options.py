@@ -10,8 +10,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="OPTION=VALUE,…",
-        help="Values of one option of `run`, or of the study of a trace; repeat it for a grid "
-        "(budget=10%,25%).",
+        help="Values of one option of `run`, of engine=transformers,vllm-attend,vllm-retain,"
+        "vllm-lossless, or of the study of a trace; repeat it for a grid (budget=10%,25%).",
     ),
 ]
 Trace = Annotated[

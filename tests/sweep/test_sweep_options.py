@@ -27,7 +27,7 @@ PROGRAM = [sys.executable, "-P", "-c", "from blockcompact_jax.cli import main; m
 
 def test_a_configuration_is_complete_and_typed():
     configuration = complete({"context": "300", "budget": 16, "compare_full": "false"})
-    assert set(configuration) == set(OPTIONS)
+    assert set(configuration) == {"engine", *OPTIONS, "retention", "ownership"}
     assert (configuration["context"], configuration["budget"]) == (300, "16b")
     assert configuration["compare_full"] is False
     assert complete(configuration) == configuration
@@ -121,7 +121,8 @@ def test_a_difference_fits_a_terminal_of_80_columns(tmp_path):
             )
     arguments = ["sweep", "diff", *map(str, paths)]
     lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).stdout.splitlines()
-    assert "in all: model smollm2-135m, dtype float32, policy attention" in lines
+    shared = "in all: engine transformers, model smollm2-135m, dtype float32, policy attention"
+    assert shared in lines
     headings = next(line for line in lines if "differs in" in line)
     cells = [cell.strip() for cell in headings.split("┃" if "┃" in headings else "│")]
     assert cells == ["context", "budget", "speedup", "tokens/s", "full tokens/s", "differs in"]

@@ -8,7 +8,7 @@ import torch
 
 from blockcompact_jax.budget import OptionError
 from torch_bridge.huggingface import task_runs
-from torch_bridge.huggingface.task_answers import answer_with_all, answer_with_blocks
+from torch_bridge.huggingface.task_answers import Answer, answer_with_all, answer_with_blocks
 from torch_bridge.huggingface.task_runs import (
     TASK_OPTIONS,
     TaskOptions,
@@ -172,6 +172,23 @@ def test_shares_are_those_of_answers_and_tokens():
     assert found["cases"][1] == {"depth": 0.75, "given": 0.5, "full": 0.75}
 
 
+def test_times_are_summed_over_cases_and_prefills_are_not_in_a_speed():
+    def answer(prefill, decode):
+        return Answer(token_ids=[], prefill_seconds=prefill, decode_seconds=decode)
+
+    outcomes = [
+        {"answer": [1, 2], "answers": (answer(8.0, 1.0), answer(4.0, 2.0))},
+        {"answer": [1, 2, 3], "answers": (answer(8.0, 0.5), answer(4.0, 1.0))},
+    ]
+    assert task_runs.task_seconds(outcomes) == {
+        "num_tokens": 5,
+        "prefill": 16.0,
+        "prefill_full": 8.0,
+        "decode": 1.5,
+        "decode_full": 3.0,
+    }
+
+
 def tiny_case(context=160, answer=6):
     drawn = torch.randint(1, 97, (context + answer,), generator=torch.Generator().manual_seed(8))
     tokens = drawn.tolist()
@@ -181,10 +198,12 @@ def tiny_case(context=160, answer=6):
 def test_answers_with_every_block_are_those_of_full_attention(model):
     """CMP-2: at 100 % both sides see the same prefix and all of it."""
     case = tiny_case()
-    full = answer_with_all(model, case)
+    full = answer_with_all(model, case).token_ids
     options = {"block_tokens": 8, "layout": "vec", "reselect_every_tokens": 3}
-    assert answer_with_blocks(model, case, budget="100%", **options) == full
-    assert len(answer_with_blocks(model, case, budget="2b", **options)) == len(full) == 6
+    assert answer_with_blocks(model, case, budget="100%", **options).token_ids == full
+    few = answer_with_blocks(model, case, budget="2b", **options)
+    assert len(few.token_ids) == len(full) == 6
+    assert few.prefill_seconds > 0 < few.decode_seconds
     expected = []
     for end in range(160, 166):
         tokens = [*case.context, *case.answer][:end]
@@ -192,9 +211,8 @@ def test_answers_with_every_block_are_those_of_full_attention(model):
             expected.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     assert full == expected
     shortest = tiny_case(context=2)
-    assert answer_with_blocks(model, shortest, budget="100%", **options) == answer_with_all(
-        model, shortest
-    )
+    given = answer_with_blocks(model, shortest, budget="100%", **options)
+    assert given.token_ids == answer_with_all(model, shortest).token_ids
 
 
 def test_a_run_answers_every_case_of_its_tasks_and_the_full_model_once(llama, monkeypatch):
@@ -217,7 +235,11 @@ def test_a_run_answers_every_case_of_its_tasks_and_the_full_model_once(llama, mo
     first = runs.run({**configuration, "budget": "100%"})
     again = runs.run({**configuration, "budget": "100%"})
     assert asked == [("needle", 0), ("needle", 1), ("code", 0), ("code", 1)]
-    assert first == again
+    assert first["tasks"] == again["tasks"]
+    times = [each["task_seconds"]["code"] for each in (first, again)]
+    assert [time["num_tokens"] for time in times] == [2 + 3] * 2
+    assert times[0]["decode_full"] == times[1]["decode_full"]  # answered, and timed, once
+    assert times[0]["decode"] != times[1]["decode"]
     assert list(first["tasks"]) == ["needle", "code"]
     assert first["tasks"]["needle"]["agreement"] == 1
     assert first["budget_blocks"] == 20

@@ -1,10 +1,14 @@
 """What a selection keeps of a trace, against a study token by token in float64."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from blockcompact_jax.budget import Budget
+from blockcompact_jax.budget import Budget, OptionError
 from blockcompact_jax.errors import CompactionError
+from blockcompact_jax.geometry import OwnershipGranularity
+from blockcompact_jax.retention_path import RetentionPath
 from blockcompact_jax.scores import BlockReduction, HeadReduction
 from blockcompact_jax.selection import LayerBudget
 from blockcompact_jax.traces.scores import (
@@ -38,8 +42,12 @@ PLAIN = {
 
 def options(*, budget_blocks, **changes):
     values = {**PLAIN, **changes}
-    reduction = HeadReduction(values.pop("head_reduction"))
-    return StudyOptions(budget=Budget(blocks=budget_blocks), head_reduction=reduction, **values)
+    values["head_reduction"] = HeadReduction(values["head_reduction"])
+    if "retention" in values:
+        values["retention"] = RetentionPath(values["retention"])
+    if "ownership" in values:
+        values["ownership"] = OwnershipGranularity(values["ownership"])
+    return StudyOptions(budget=Budget(blocks=budget_blocks), **values)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -100,16 +108,82 @@ def test_a_candidate_that_no_scored_query_is_after_is_refused():
 
 
 def check_study(given, budget_blocks, changes):
-    expected = trace_cases.study(given, budget_blocks=budget_blocks, **{**PLAIN, **changes})
+    expected, pool = trace_cases.study(given, budget_blocks=budget_blocks, **{**PLAIN, **changes})
     scores = BlockScores(AttentionTrace(**given))
-    found = vars(study_trace(scores, options(budget_blocks=budget_blocks, **changes)))
+    study = study_trace(scores, options(budget_blocks=budget_blocks, **changes))
+    found = vars(study)
     for name, value in expected.items():
         assert found[name] == (None if value is None else pytest.approx(value, abs=1e-5)), name
     # A layer's block of float32: keys and values of two heads of eight elements.
     block_bytes = 2 * 2 * 8 * {**PLAIN, **changes}["block_tokens"] * 4
-    later = expected["upload_blocks_per_selection"] or 0
-    num_uploads = 2 * (expected["first_upload_blocks"] + later * (found["num_selections"] - 1))
-    assert found["upload_bytes"] == round(num_uploads) * block_bytes
+    path, booked = study.path, study.path.metrics
+    assert study.upload_bytes == booked.h2d_bytes == pool.uploaded * block_bytes
+    assert booked.resident_move_bytes == pool.moved * block_bytes
+    assert booked.table_entries_written == pool.entries
+    assert booked.physical_blocks_released == pool.released
+    owned_bytes = block_bytes * (2 if changes.get("ownership") == "group" else 1)
+    assert path.released_bytes == pool.released * owned_bytes
+    assert path.pool_peak_bytes == pool.peak * owned_bytes
+    assert path.resident_blocks == pytest.approx(np.mean(pool.held_counts))
+    assert path.unwanted_blocks == pytest.approx(np.mean(pool.unwanted_counts))
+    assert path.num_retentions == dict(Counter(pool.kinds))
+    times = {name: value for name, value in booked.to_dict().items() if name.endswith("_us")}
+    assert set(times.values()) == {None}
+    return study
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ownership": "group"},
+        {"retention": "shared_table", "ownership": "group"},
+        {"retention": "byte_move", "ownership": "group"},
+        {"retention": "union", "ownership": "group"},
+    ],
+)
+def test_OWN_4_each_retention_path_books_what_it_moves_and_frees(changes):
+    """OWN-4, RET-2, RET-4, MET-1: exact counts of every path that exists, beside a twin's."""
+    study = check_study(trace_cases.parts(), 6, {"reselect_every_tokens": 4, **changes})
+    kinds = set(study.path.num_retentions)
+    path = changes.get("retention", "layer_tables")
+    assert path in kinds <= {"shared_table", path}
+    assert (study.path.metrics.resident_move_bytes > 0) is (path == "byte_move")
+    assert (study.path.unwanted_blocks > 0) is (path == "union")
+
+
+def test_paths_differ_in_what_they_hold_move_and_release():
+    """OWN-4, MET-1: what a path costs is its own; equal selections keep equal mass."""
+    scores = BlockScores(AttentionTrace(**trace_cases.parts()))
+    found = {
+        (retention, ownership): study_trace(
+            scores,
+            options(
+                budget_blocks=6,
+                reselect_every_tokens=4,
+                retention=retention,
+                ownership=ownership,
+            ),
+        )
+        for retention in ("shared_table", "layer_tables", "byte_move", "union")
+        for ownership in ("layer", "group")
+        if ownership == "group" or retention == "layer_tables"
+    }
+    own, group, moved, union, together = (
+        found[key]
+        for key in (
+            ("layer_tables", "layer"),
+            ("layer_tables", "group"),
+            ("byte_move", "group"),
+            ("union", "group"),
+            ("shared_table", "group"),
+        )
+    )
+    assert own.mass_kept == group.mass_kept == moved.mass_kept < union.mass_kept
+    assert together.mass_kept != own.mass_kept
+    assert group.path.pool_peak_bytes > own.path.pool_peak_bytes
+    assert union.path.resident_blocks > own.path.resident_blocks
+    assert moved.upload_bytes > own.upload_bytes  # padded to a common count
+    assert together.path.num_retentions == {"shared_table": together.num_selections}
 
 
 def test_all_blocks_keep_all_attention_and_every_policy_runs():
@@ -162,9 +236,9 @@ def test_a_margin_keeps_what_is_resident():
         study_trace(scores, options(budget_blocks=4, reselect_every_tokens=2, resident_margin=by))
         for by in (0.0, 100.0)
     )
-    assert bound.selection_overlap == 1
-    assert bound.upload_blocks_per_selection == 0
-    assert free.selection_overlap < 1
+    # What came out of the tail is resident too, and may win over what was selected before.
+    assert free.selection_overlap < bound.selection_overlap <= 1
+    assert bound.upload_blocks_per_selection == 0 < free.upload_blocks_per_selection
 
 
 @pytest.mark.parametrize(
@@ -183,6 +257,28 @@ def test_a_configuration_that_cannot_be_studied_is_refused(changes, said):
     scores = BlockScores(AttentionTrace(**trace_cases.parts()))
     with pytest.raises(CompactionError, match=said):
         study_trace(scores, options(budget_blocks=4, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"retention": "union"}, "`ownership` is 'layer' with `retention` 'union'.* 'group'"),
+        ({"retention": "shared_table"}, "`ownership` is 'layer' with `retention` 'shared_table'"),
+        ({"retention": "byte_move"}, "`ownership` is 'layer' with `retention` 'byte_move'"),
+        (
+            {
+                "retention": "byte_move",
+                "ownership": "group",
+                "layer_budget": LayerBudget.PYRAMID,
+            },
+            "`layer_budget` is 'pyramid' with `retention` 'byte_move', expected 'uniform'",
+        ),
+    ],
+)
+def test_RET_2_a_path_that_does_not_exist_is_refused_by_name(changes, said):
+    """RET-2: one table names blocks that span the layers, and as many for each of them."""
+    with pytest.raises(OptionError, match=said):
+        options(budget_blocks=6, **changes)
 
 
 def test_stored_values_are_rounded():

@@ -5,6 +5,8 @@ import math
 import ml_dtypes
 import numpy as np
 
+from .path_twin import PathTwin
+
 NUMPY_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -94,8 +96,8 @@ def best(scores, sinks, num_want):
     return set([*range(sinks), *rest][:num_want])
 
 
-def selection(given, row, query, resident, *, num_want, num_candidates, options):
-    """Blocks of one layer."""
+def scores_of(given, row, query, resident, *, num_candidates, options):
+    """Scores of one layer's candidates."""
     scores = {}
     for block in range(num_candidates):
         values = [
@@ -114,42 +116,61 @@ def selection(given, row, query, resident, *, num_want, num_candidates, options)
         ]
         combined = max(values) if options["head_reduction"] == "max" else sum(values) / len(values)
         scores[block] = combined + options["resident_margin"] * (block in resident)
-    return best(scores, options["sink_blocks"], num_want)
+    return scores
 
 
-def study(given, *, budget_blocks, **options):
-    """The fields of a study, walked step by step."""
+def new_path(given, *, retention, ownership, **options):
+    """The pool of a study, as large as needed."""
+    gap = options["reselect_every_tokens"] + int(np.diff(given["query_positions"]).max())
+    return PathTwin(
+        num_rows=given["layers"].size,
+        num_tail=options["recent_blocks"] + 1 + math.ceil(gap / options["block_tokens"]),
+        num_physical=1000,
+        retention=retention,
+        ownership=ownership,
+    )
+
+
+def study(given, *, budget_blocks, retention="layer_tables", ownership="layer", **options):
+    """The fields of a study, walked step by step, and the pool that it leaves."""
     block_tokens, rows = options["block_tokens"], range(given["layers"].size)
     kept, at_best, recalls, attended, overlaps, uploads = [], [], [], [], [], []
-    chosen = [set() for _ in rows]
+    path = new_path(given, retention=retention, ownership=ownership, **options)
+    wanted = [set() for _ in rows]
     last, num_candidates = None, 0
     for query, position in enumerate(given["query_positions"]):
         if position < given["num_context_tokens"]:
             continue
         if last is None or position - last >= options["reselect_every_tokens"]:
-            before, num_before, was = chosen, num_candidates, last
-            num_candidates = position // block_tokens - options["recent_blocks"]
+            before, num_before, was = wanted, num_candidates, last
+            num_candidates = int(position) // block_tokens - options["recent_blocks"]
             num_want = min(budget_blocks - options["recent_blocks"], num_candidates)
-            chosen = [
-                selection(
+            leaving = range(num_before, num_candidates) if was is not None else ()
+            path.leave_tail(leaving)
+            scores = [
+                scores_of(
                     given,
                     row,
                     query,
-                    before[row],
-                    num_want=num_want,
+                    path.held(row),
                     num_candidates=num_candidates,
                     options=options,
                 )
                 for row in rows
             ]
-            new = set(range(num_before, num_candidates)) if was is not None else set()
-            uploads.append(np.mean([len(chosen[row] - before[row] - new) for row in rows]))
+            if retention == "shared_table":
+                mean = {block: np.mean([each[block] for each in scores]) for block in scores[0]}
+                scores = [mean for _ in rows]
+            wanted = [best(each, options["sink_blocks"], num_want) for each in scores]
+            ranked = [sorted(each, key=lambda b, each=each: (-each[b], b)) for each in scores]
+            uploads.append(np.mean(path.select(wanted, ranked, len(leaving))))
             if was is not None:
                 overlaps.append(
-                    np.mean([len(chosen[row] & before[row]) / len(chosen[row]) for row in rows])
+                    np.mean([len(wanted[row] & before[row]) / len(wanted[row]) for row in rows])
                 )
             last = position
         shares, bests, found, num_chosen = [], [], 0, 0
+        chosen = [path.held(row) for row in rows]
         for row in rows:
             mass = block_mass(given, row, query, block_tokens).mean(axis=0)
             tail = mass[num_candidates:].sum()
@@ -177,4 +198,4 @@ def study(given, *, budget_blocks, **options):
         "selection_overlap": np.mean(overlaps) if overlaps else None,
         "first_upload_blocks": uploads[0],
         "upload_blocks_per_selection": np.mean(uploads[1:]) if uploads[1:] else None,
-    }
+    }, path

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockcompact_jax.budget import Budget, OptionError, effective_budget_blocks, parse_budget
 from blockcompact_jax.sweep.grid import Configuration
 from blockcompact_jax.sweep.options import complete_configuration
 from torch_bridge.huggingface.options import RunOptions, check_counts
 from torch_bridge.tasks import TASKS, TaskCase, TaskText, make_case, parse_tasks
+
+if TYPE_CHECKING:
+    from torch_bridge.huggingface.task_answers import Answer
 
 DEFAULT_TASK_GRID: dict[str, list[Any]] = {"budget": ["10%", "25%", "50%"]}
 """What a sweep over tasks runs without options."""
@@ -88,7 +91,7 @@ class TaskRuns:
         self._loaded: Any = None
         self._key: tuple[str, str] | None = None
         self._text: Any = None
-        self._full: dict[tuple[str, int, int, int, int], tuple[TaskCase, list[int]]] = {}
+        self._full: dict[tuple[str, int, int, int, int], tuple[TaskCase, Answer]] = {}
 
     def run(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
         """Answers every case of the tasks.
@@ -101,7 +104,8 @@ class TaskRuns:
 
         options = _options_of(configuration)
         self._load(options)
-        found = {name: self._run_task(name, options) for name in parse_tasks(options.tasks)}
+        cases = {name: self._run_task(name, options) for name in parse_tasks(options.tasks)}
+        times = {name: task_seconds(outcomes) for name, outcomes in cases.items()}
         return {
             "weights": weights_name(self._loaded.model),
             "context_tokens": options.context,
@@ -110,7 +114,9 @@ class TaskRuns:
                 options.budget, options.context // options.block_tokens
             ),
             "metrics": {},  # nothing is booked by its name here
-            "tasks": found,
+            "tasks": {name: summary(outcomes) for name, outcomes in cases.items()},
+            "task_seconds": times,
+            **_speeds(times.values()),
         }
 
     def _load(self, options: TaskOptions) -> None:
@@ -123,7 +129,7 @@ class TaskRuns:
             self._loaded = load_model(options.model, dtype=DTYPES[options.dtype])
             self._text, self._key = TaskText(self._loaded.tokenizer), key
 
-    def _run_task(self, task: str, options: TaskOptions) -> dict[str, Any]:
+    def _run_task(self, task: str, options: TaskOptions) -> list[dict[str, Any]]:
         from torch_bridge.huggingface.task_answers import answer_with_blocks
 
         outcomes: list[dict[str, Any]] = []
@@ -139,13 +145,17 @@ class TaskRuns:
                 attention=options.attention,
             )
             outcomes.append(
-                {"depth": case.depth, "answer": case.answer, "given": given, "full": full}
+                {
+                    "depth": case.depth,
+                    "answer": case.answer,
+                    "given": given.token_ids,
+                    "full": full.token_ids,
+                    "answers": (given, full),
+                }
             )
-        return summary(outcomes)
+        return outcomes
 
-    def _full_answer(
-        self, task: str, number: int, options: TaskOptions
-    ) -> tuple[TaskCase, list[int]]:
+    def _full_answer(self, task: str, number: int, options: TaskOptions) -> tuple[TaskCase, Answer]:
         from torch_bridge.huggingface.task_answers import answer_with_all
 
         key = (task, number, options.cases, options.context, options.seed)
@@ -203,6 +213,44 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
             for each in outcomes
         ],
     }
+
+
+def task_seconds(outcomes: list[dict[str, Any]]) -> dict[str, float | int]:
+    """Times of a task, summed up over its cases.
+
+    Args:
+        outcomes: Of each case "answers": that with selected blocks, and that with full attention.
+
+    Returns:
+        "num_tokens" of the answers, "prefill" and "decode" as `Answer` has them, with "_full"
+        behind the name of full attention. Full attention answers each case once for all
+        configurations of a sweep, and that time stands in each of their rows.
+    """
+    sides = {"": 0, "_full": 1}
+    return {
+        "num_tokens": sum(len(each["answer"]) for each in outcomes),
+        **{
+            f"{part}{suffix}": sum(
+                getattr(each["answers"][side], f"{part}_seconds") for each in outcomes
+            )
+            for part in ("prefill", "decode")
+            for suffix, side in sides.items()
+        },
+    }
+
+
+def _speeds(times: Collection[Mapping[str, float | int]]) -> dict[str, float]:
+    """Rates of decoding over all tasks, prefills left out."""
+    total = {name: sum(each[name] for each in times) for name in ("num_tokens", *_DECODED)}
+    own, full = (total["num_tokens"] / total[name] for name in _DECODED)
+    return {
+        "tokens_per_second": own,
+        "tokens_per_second_full": full,
+        "speedup_vs_full": own / full,
+    }
+
+
+_DECODED = ("decode", "decode_full")
 
 
 def _hits(outcome: dict[str, Any], side: str) -> float:

