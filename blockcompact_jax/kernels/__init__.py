@@ -59,6 +59,7 @@ from blockcompact_jax.kernels.pools import PoolShape as PoolShape
 from blockcompact_jax.kernels.pools import RegisteredPool as RegisteredPool
 from blockcompact_jax.kernels.rank import NativeOperations as NativeOperations
 from blockcompact_jax.kernels.rank import RankOrder as RankOrder
+from blockcompact_jax.kernels.rank import host_rank_blocks as host_rank_blocks
 from blockcompact_jax.kernels.rank import rank as rank
 from blockcompact_jax.kernels.results import GatherResult as GatherResult
 from blockcompact_jax.kernels.results import PoolGatherResult as PoolGatherResult
