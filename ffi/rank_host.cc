@@ -1,7 +1,5 @@
 #include "rank_host.h"
 
-#include <pybind11/numpy.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -74,41 +72,9 @@ bool AreBest(const py::buffer& scores, int32_t num_candidates, const py::buffer&
   return are_best != 0;
 }
 
-// Ranks by ascending block on this thread alone: of the few rows that a call has, no share is worth
-// the wake-up of another.
-void RankBlocks(const py::buffer& scores, const py::buffer& num_candidates,
-                const py::buffer& count, int64_t num_sinks,
-                py::array_t<int32_t, py::array::c_style>& blocks,
-                py::array_t<int32_t, py::array::c_style>& first_non_finite) {
-  const HostArray<float> of_scores("scores", scores, 2);
-  const HostArray<int32_t> candidates("num_candidates", num_candidates, 1);
-  const HostArray<int32_t> counts("count", count, 1);
-  const py::ssize_t num_rows = of_scores.dim(0);
-  if (blocks.ndim() != 2 || blocks.shape(0) != num_rows || candidates.dim(0) != num_rows ||
-      counts.dim(0) != num_rows || first_non_finite.size() != num_rows) {
-    throw std::invalid_argument("the arrays differ in rows");
-  }
-  blockcompact::RankCall call;
-  call.scores = of_scores.data();
-  call.num_candidates = candidates.data();
-  call.count = counts.data();
-  call.num_rows = num_rows;
-  call.num_blocks = of_scores.dim(1);
-  call.num_sinks = num_sinks;
-  call.capacity = blocks.shape(1);
-  call.order = blockcompact::RankOrder::kBlock;
-  call.blocks = blocks.mutable_data();
-  call.first_non_finite = first_non_finite.mutable_data();
-  const py::gil_scoped_release unlocked;
-  blockcompact::RankRows(call, blockcompact::SerialFor);
-}
-
 }  // namespace
 
 void DefineRank(py::module_& module) {
-  module.def("rank_blocks", &RankBlocks, py::arg("scores"), py::arg("num_candidates"),
-             py::arg("count"), py::arg("num_sinks"), py::arg("blocks").noconvert(),
-             py::arg("first_non_finite").noconvert());
   module.def("are_best", &AreBest, py::arg("scores"), py::arg("num_candidates"), py::arg("listed"),
              py::arg("num_listed"), py::arg("num_wanted"), py::arg("num_sinks"));
 }

@@ -19,7 +19,9 @@ def moments_of(keys: torch.Tensor) -> torch.Tensor:
         float32 [..., 2 * head_dim]: the mean in the first half of the last axis, the variance in
         the second one.
     """
-    variance, mean = torch.var_mean(keys.float(), -2, correction=0)
+    keys = keys.float()
+    mean = keys.mean(-2)  # in two passes: `torch.var_mean` takes 25 times as long here
+    variance = (keys - mean.unsqueeze(-2)).square_().mean(-2)
     return torch.cat([mean, variance], -1)
 
 

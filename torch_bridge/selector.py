@@ -15,8 +15,7 @@ from jaxtyping import Float32, Int32
 from blockcompact_jax.budget import RECENT_BLOCKS, SINK_BLOCKS, Budget, effective_budget_blocks
 from blockcompact_jax.errors import PlanError, Result, ResultCode, raise_for_result
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.ids import HOLE
-from blockcompact_jax.kernels import NativeOperations, host_rank_blocks
+from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.scores import reduce_heads
 from blockcompact_jax.selection import SelectionPolicy, select
 from torch_bridge.policy import selection_policy
@@ -157,41 +156,6 @@ class Selector:
         scores[:SINK_BLOCKS] = np.inf
         ranked = np.argsort(-scores, kind="stable")
         return np.sort(ranked[: self.num_selected(num_tokens)]).astype(np.int32)
-
-    def choose_together(
-        self,
-        row: int,
-        mass: Float32[np.ndarray, "sequence columns"],
-        *,
-        num_candidates: Int32[np.ndarray, " sequence"],
-        num_selected: Int32[np.ndarray, " sequence"],
-    ) -> Int32[np.ndarray, "sequence selected"]:
-        """Selects the blocks of one layer of several sequences, as `choose_row` does of one.
-
-        Args:
-            row: Full-attention layer row.
-            mass: Of their logical blocks, the mean over query heads; dense.
-            num_candidates: `num_candidate_blocks` of each.
-            num_selected: `num_selected` of each.
-
-        Returns:
-            Logical blocks, ascending, HOLE past a sequence's own.
-
-        Raises:
-            PlanError: For masses of candidates that are not finite.
-        """
-        chosen, first_non_finite = host_rank_blocks(
-            mass,
-            num_selected,
-            num_candidates=num_candidates,
-            capacity=int(num_selected.max()),
-            num_sinks=SINK_BLOCKS,
-        )
-        faulty = np.flatnonzero(first_non_finite != HOLE)
-        if faulty.size:
-            layer, block = self._geometry.full_layers[row], int(first_non_finite[faulty[0]])
-            raise PlanError(ResultCode.NON_FINITE_SCORE, layer=layer, block=block)
-        return chosen
 
     def _named(
         self,

@@ -39,6 +39,11 @@ from blockcompact_jax.kernels.host_calls import host_pool_block_move as host_poo
 from blockcompact_jax.kernels.host_calls import host_pool_gather as host_pool_gather
 from blockcompact_jax.kernels.host_calls import host_pool_pack as host_pool_pack
 from blockcompact_jax.kernels.host_calls import host_pool_upload as host_pool_upload
+from blockcompact_jax.kernels.host_estimate import EstimateSequence as EstimateSequence
+from blockcompact_jax.kernels.host_estimate import EstimateStatus as EstimateStatus
+from blockcompact_jax.kernels.host_estimate import (
+    host_pool_choose_by_estimate_at as host_pool_choose_by_estimate_at,
+)
 from blockcompact_jax.kernels.layouts import Layout as Layout
 from blockcompact_jax.kernels.layouts import UnsupportedLayoutError as UnsupportedLayoutError
 from blockcompact_jax.kernels.layouts import check_layout as check_layout
@@ -59,7 +64,6 @@ from blockcompact_jax.kernels.pools import PoolShape as PoolShape
 from blockcompact_jax.kernels.pools import RegisteredPool as RegisteredPool
 from blockcompact_jax.kernels.rank import NativeOperations as NativeOperations
 from blockcompact_jax.kernels.rank import RankOrder as RankOrder
-from blockcompact_jax.kernels.rank import host_rank_blocks as host_rank_blocks
 from blockcompact_jax.kernels.rank import rank as rank
 from blockcompact_jax.kernels.results import GatherResult as GatherResult
 from blockcompact_jax.kernels.results import PoolGatherResult as PoolGatherResult

@@ -59,8 +59,7 @@ class ScoreSequence(NamedTuple):
         block_table: dense int32 numpy `[num_entries]`, physical or source blocks.
         num_keys: Valid tokens, in [0, num_entries * block_tokens].
         queries: `[num_query_heads, num_queries, head_dim]`.
-        scores_address: Of float32 scores, whose first `num_entries` columns are written, a column a
-            token where nothing is reduced.
+        scores_address: Of float32 scores, whose first `num_entries` columns are written.
     """
 
     block_table: np.ndarray[Any, Any]

@@ -71,7 +71,7 @@ def host_pool_score_sequences_at(
     *,
     num_query_heads: int,
     num_queries: int,
-    block_reduction: BlockReduction | None,
+    block_reduction: BlockReduction,
     row_stride: int,
     layer: int = 0,
     scale: float = 1.0,
@@ -89,7 +89,7 @@ def host_pool_score_sequences_at(
         num_queries: Queries of each sequence.
         block_reduction: As `pool_score_blocks`.
         row_stride: Distance of two rows (head, query) of every sequence's scores, in elements; at
-            least as many as the columns of any of the tables.
+            least as many as the entries of any of the tables.
         layer: Place on the pool's layer axis.
         scale: As `pool_score_blocks`.
         is_on_open_mp: As `host_pool_attend`.
@@ -104,8 +104,7 @@ def host_pool_score_sequences_at(
     """
     if pool.device is not None:
         check_device_call(None, is_on_open_mp=is_on_open_mp)
-    entry_columns = pool.shape.block_tokens if block_reduction is None else 1
-    most = entry_columns * max((sequence.block_table.size for sequence in sequences), default=0)
+    most = max((sequence.block_table.size for sequence in sequences), default=0)
     if row_stride < most:
         raise ValueError(f"`row_stride` is {row_stride}; expected {most} or more, as tables have")
     return load_native().pool_score_sequences(

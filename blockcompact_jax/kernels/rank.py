@@ -93,37 +93,6 @@ def rank(
     return Ranking(blocks, first_non_finite)
 
 
-def host_rank_blocks(
-    scores: Float32[np.ndarray, "row block"],
-    count: Int32[np.ndarray, " row"],
-    *,
-    num_candidates: Int32[np.ndarray, " row"],
-    capacity: int,
-    num_sinks: int = 0,
-) -> tuple[Int32[np.ndarray, "row capacity"], Int32[np.ndarray, " row"]]:
-    """`rank` in ascending order on the host: numpy in and out, on the calling thread.
-
-    Args:
-        scores: As `rank`; dense numpy.
-        count: As `rank`.
-        num_candidates: As `rank`, of each row.
-        capacity: As `rank`.
-        num_sinks: As `rank`.
-
-    Returns:
-        The logical blocks, ascending, HOLE padded, and each row's first non-finite candidate, HOLE
-        where there is none; a row that has one lists nothing.
-
-    Raises:
-        ValueError: For shapes, dtypes and arrays that are not dense.
-        NativeModuleError: Where the compiled module is missing.
-    """
-    blocks = np.empty((len(count), capacity), np.int32)
-    first_non_finite = np.empty(len(count), np.int32)
-    load_native().rank_blocks(scores, num_candidates, count, num_sinks, blocks, first_non_finite)
-    return blocks, first_non_finite
-
-
 @dataclass(frozen=True)
 class NativeOperations:
     """`PlanOperations` as native calls, on CPU alone.

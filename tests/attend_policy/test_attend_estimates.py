@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from blockcompact_jax.budget import parse_budget
 from blockcompact_jax.errors import PlanError
 from blockcompact_jax.geometry import ModelGeometry
-from blockcompact_jax.kernels import Layout
+from blockcompact_jax.kernels import Layout, build_info
+from blockcompact_jax.kernels.native import load_native
 from torch_bridge.vllm.config import AttendConfig
-from torch_bridge.vllm.estimating import GroupEstimation
+from torch_bridge.vllm.estimating import GroupEstimation, SelectingRequests
 from torch_bridge.vllm.key_summaries import KeySummaries
-from torch_bridge.vllm.kv_blocks import read_keys
+from torch_bridge.vllm.kv_blocks import KVBlocks, read_keys
 from torch_bridge.vllm.requests import DecodingRequest
+from torch_bridge.vllm.steps import StepTables
 
 from . import mini_engine as mini
 from .mini_engine import MiniEngine, token_values
@@ -194,70 +196,104 @@ def test_a_mass_that_is_not_finite_names_layer_and_block():
         engine.step()
 
 
-LAYOUTS = [("vec", Layout.VEC, torch.float32), ("amx", Layout.AMX, torch.bfloat16)]
+PACKINGS = [("vec", Layout.VEC, torch.float32), ("amx", Layout.AMX, torch.bfloat16)]
 
 
-@pytest.mark.parametrize("packing", LAYOUTS)
-@pytest.mark.parametrize(("heads", "group", "dims"), [(3, 3, 64), (1, 2, 256)])
-def test_estimates_of_many_requests_are_those_written_out(packing, heads, group, dims):
-    """More blocks than one entry of the store has; requests that come later move the store."""
-    name, layout, dtype = packing
-    block_tokens, scale, lengths = 32, dims**-0.5, (70, 3, 33, 64)
-    kv = PackedKV(
-        name,
-        num_blocks=sum(lengths),
-        heads=heads,
-        block_tokens=block_tokens,
-        dims=dims,
-        dtype=dtype,
-        gap=64,
-    )
-    generator = torch.Generator().manual_seed(7)
-    keys = torch.randn((sum(lengths), block_tokens, heads, dims), generator=generator).to(dtype)
+@pytest.fixture(params=build_info()["simd_available"])
+def forced_impl(request):
+    load_native().force_impl(request.param)
+    yield request.param
+    load_native().force_impl("")
+
+
+def filled_kv(packing, *, num_blocks, heads, dims):
+    """(packed KV with random keys, [block, head, token, dim] of its keys)."""
+    name, _, dtype = packing
+    shape = {"num_blocks": num_blocks, "heads": heads, "block_tokens": 32, "dims": dims}
+    kv = PackedKV(name, dtype=dtype, gap=64, **shape)
+    keys = torch.randn(num_blocks, 32, heads, dims).to(dtype)
     for block, of_block in enumerate(keys):
         kv.clear(block)
         for offset, key in enumerate(of_block):
             kv.write(block, offset, key, key)
-    order = torch.randperm(sum(lengths), generator=generator)
-    plain = keys[order].transpose(1, 2)
-    assert torch.equal(read_keys(kv.tensor, order, layout), plain), "keys are unpacked as they are"
-    geometry = ModelGeometry.uniform(
+    return kv, keys.transpose(1, 2)
+
+
+def geometry_of(packing, *, heads, group, dims):
+    name, _, dtype = packing
+    return ModelGeometry.uniform(
         num_layers=2,
         num_query_heads=heads * group,
         num_kv_heads=heads,
         head_dim=dims,
-        block_tokens=block_tokens,
+        block_tokens=32,
         dtype=str(dtype).removeprefix("torch."),
         layout=name,
     )
-    summaries = KeySummaries(geometry, layout=layout, max_blocks=70)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_keys_are_unpacked_as_they_are(packing):
+    kv, keys = filled_kv(packing, num_blocks=5, heads=3, dims=64)
+    blocks = torch.tensor([4, 0, 3])
+    assert torch.equal(read_keys(kv.tensor, blocks, packing[1]), keys[blocks])
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(("heads", "group", "dims"), [(3, 3, 64), (1, 2, 256)])
+def test_what_is_chosen_has_the_largest_mass_written_out(forced_impl, packing, heads, group, dims):
+    """SEL-2: many requests at once, of more blocks than an entry of the store has summaries; the
+    later ones move the store; their queries lie apart and in another order."""
+    torch.manual_seed(7)
+    num_tokens, scale = (70 * 32 + 1, 4 * 32, 35 * 32 - 3, 64 * 32 + 31), dims**-0.5
+    sizes = [-(-tokens // 32) for tokens in num_tokens]
+    kv, keys = filled_kv(packing, num_blocks=sum(sizes), heads=heads, dims=dims)
+    geometry = geometry_of(packing, heads=heads, group=group, dims=dims)
+    summaries = KeySummaries(geometry, layout=packing[1], max_blocks=71)
+    blocks = KVBlocks(layout=packing[1], num_layer_rows=2)
+    tables = torch.randperm(sum(sizes)).int().split(sizes)
     requests = [
-        DecodingRequest(physical_blocks=blocks.int().numpy(), num_tokens=blocks.numel() * 32)
-        for blocks in order.split(lengths)
+        DecodingRequest(
+            physical_blocks=table.numpy(),
+            num_tokens=tokens,
+            num_candidate_blocks=tokens // 32 - 1,
+            selected=np.zeros((2, count), np.int32),
+        )
+        for table, tokens, count in zip(tables, num_tokens, (9, 2, 9, 31), strict=True)
     ]
-    for known in (requests[:1], requests):
-        counts = [request.physical_blocks.size for request in known]
-        new = summaries.begin(known, counts)
+    query = torch.randn(7, heads * group, 3 * dims).to(packing[2])[..., dims : 2 * dims]
+    first_query = torch.tensor([5, 0, 6, 2, 7])
+    for known in (requests[1:2], requests):
+        step = StepTables(
+            block_table=np.full((2, len(known), 40), -5, np.int32),
+            num_keys=np.zeros(len(known), np.int32),
+        )
+        selecting = SelectingRequests(
+            dict(enumerate(known)),
+            step,
+            new_blocks=summaries.begin(known, [r.num_candidate_blocks for r in known]),
+            summaries=summaries,
+            blocks=blocks,
+            geometry=geometry,
+        )
         for row in range(2):
-            summaries.add(row, kv.tensor, new)
-    assert summaries.begin(requests, lengths) is None
-    queries = torch.randn((len(lengths), heads * group, dims), generator=generator).to(dtype)
-    estimator = summaries.estimator(requests, lengths)
-    for row in range(2):
-        got = estimator.estimate(row, queries, scale=scale)
-        for query, logits, blocks, num_blocks in zip(
-            queries, got, plain.split(lengths), lengths, strict=True
-        ):
-            of_request = blocks.transpose(0, 1).flatten(1, 2)
-            wanted, _ = log_weights(query, of_request, num_blocks, block_tokens, scale)
-            tolerance = 1e-5 if dtype == torch.float32 else 0.03
-            torch.testing.assert_close(
-                logits[:, 1:num_blocks].double() + math.log(block_tokens),
-                wanted[:, 1:],
-                atol=tolerance,
-                rtol=tolerance,
-            )
-            assert (logits[:, num_blocks:] == -np.inf).all()
+            selecting.select(row, kv.tensor, query=query, first_query=first_query, scale=scale)
+    for place, (request, table) in enumerate(zip(requests, tables, strict=True)):
+        of_request = keys[table].transpose(0, 1).flatten(1, 2)[:, : request.num_tokens]
+        candidates, count = request.num_candidate_blocks, request.selected.shape[1]
+        own_query = query[int(first_query[place])]
+        weights, tail = log_weights(own_query, of_request, candidates, 32, scale)
+        mass = torch.cat([weights, tail[:, None]], 1).softmax(1).mean(0)[:candidates].numpy()
+        for row in range(2):
+            chosen = request.selected[row]
+            assert chosen[0] == 0
+            assert (np.diff(chosen) > 0).all()
+            left = np.setdiff1d(np.arange(candidates), chosen)
+            tolerance = 1e-4 if packing[2] == torch.float32 else 0.03
+            assert mass[chosen[1:]].min() >= mass[left].max() * (1 - tolerance)
+            assert (step.block_table[row, place, :count] == table.numpy()[chosen]).all()
+            assert (step.block_table[row, place, count:] == -5).all()
+    assert summaries.begin(requests, [r.num_candidate_blocks for r in requests]) is None
 
 
 def test_requests_that_are_gone_leave_their_room_to_others():

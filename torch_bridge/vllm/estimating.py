@@ -7,22 +7,28 @@ that no step reads all keys. What always is attended to is scored exactly.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int32
 
 from blockcompact_jax.budget import SINK_BLOCKS
-from torch_bridge.selector import Selector
+from blockcompact_jax.errors import PlanError, ResultCode
+from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.kernels import (
+    EstimateSequence,
+    RowsAt,
+    has_open_mp_threads,
+    host_pool_choose_by_estimate_at,
+    raise_for_status,
+)
 from torch_bridge.vllm.compaction import GroupCompaction, StepCompaction
 from torch_bridge.vllm.config import AttendConfig
-from torch_bridge.vllm.key_summaries import Estimator, KeySummaries, NewBlocks
-from torch_bridge.vllm.kv_blocks import KVBlocks, ScoredQuery
+from torch_bridge.vllm.key_summaries import KeySummaries, NewBlocks
+from torch_bridge.vllm.kv_blocks import KVBlocks
 from torch_bridge.vllm.requests import DecodingRequest
 from torch_bridge.vllm.steps import StepTables
 
@@ -53,151 +59,105 @@ class EstimatingStep(StepCompaction):
         self.selecting.select(
             self.row_by_layer_name[layer_name],
             kv_cache,
-            queries=query.index_select(0, first_query[self.selecting.places].long()),
-            tables=self.tables,
+            query=query,
+            first_query=first_query,
             scale=scale,
         )
         self.period.scoring_us += (time.perf_counter() - begin) * 1e6
 
 
 class SelectingRequests:
-    """The requests that select in one step, layer by layer.
-
-    Attributes:
-        places: int64 [request], their batch rows.
-    """
+    """The requests that select in one step, layer by layer."""
 
     def __init__(
         self,
         requests: Mapping[int, DecodingRequest],
+        tables: StepTables,
         *,
-        selector: Selector,
         summaries: KeySummaries,
         new_blocks: NewBlocks | None,
         blocks: KVBlocks,
-        block_tokens: int,
+        geometry: ModelGeometry,
     ) -> None:
-        """Plans the step's selections; each request has room for its own.
+        """Plans the step's selections.
 
         Args:
-            requests: by batch row, each with an empty `selected` and its `num_candidate_blocks`.
-            selector: chooses blocks from their attention mass.
+            requests: by batch row, each with room for its selection in `selected`.
+            tables: of the step, with room for the selected blocks.
             summaries: of the keys, after `begin`.
             new_blocks: what it returned.
             blocks: the group's KV.
-            block_tokens: tokens a block.
+            geometry: of the group's layers.
         """
-        given = list(requests.values())
-        self.places = torch.tensor(list(requests))
-        self._requests = given
-        self._selector, self._summaries, self._blocks = selector, summaries, blocks
-        self._new_blocks = new_blocks
-        self._log_block_tokens = math.log(block_tokens)
-        candidates = [request.num_candidate_blocks for request in given]
-        self._num_candidates = np.array(candidates, np.int32)
-        self._num_selected = np.array([_num_selected(request) for request in given], np.int32)
-        self._physical = np.zeros((len(given), max(candidates)), np.int32)
-        for row, request in zip(self._physical, given, strict=True):
-            row[: request.num_candidate_blocks] = request.physical_blocks[: row.size][
-                : request.num_candidate_blocks
-            ]
-        self._estimator: Estimator = summaries.estimator(given, candidates)
-        self._always = [_always_attended(request, block_tokens) for request in given]
-        heads = self._estimator.logits.shape[1]
-        width = max(table.size for table, _ in self._always)
-        self._exact = torch.full((len(given), heads, width), -torch.inf)
-        self._groups = list(self._equally_many(list(requests)))
+        self._places = list(requests)
+        self._tables = tables
+        self._summaries, self._new_blocks, self._blocks = summaries, new_blocks, blocks
+        self._geometry = geometry
+        self._num_query_heads = geometry.layer_geometry(geometry.full_layers[0]).num_query_heads
+        self._sequences = [self._sequence(place, request) for place, request in requests.items()]
+        self._tokens: list[int] | None = None
 
-    def _equally_many(self, places: list[int]) -> Iterator[_Group]:
-        """Requests that select equally many blocks are written at once."""
-        for count in np.unique(self._num_selected).tolist():
-            members = np.flatnonzero(self._num_selected == count)
-            yield _Group(count, members, np.array(places)[members])
+    def _sequence(self, place: int, request: DecodingRequest) -> EstimateSequence:
+        selected, num_candidates = request.selected, request.num_candidate_blocks
+        if selected is None:
+            raise ValueError("`requests` has one without room for its selection")
+        own, block_tokens = request.physical_blocks, self._geometry.block_tokens
+        table = self._tables.block_table[:, place]
+        return EstimateSequence(
+            moments_table=self._summaries.entries_of(request),
+            num_candidates=num_candidates,
+            exact_table=np.concatenate([own[:SINK_BLOCKS], own[num_candidates:]]),
+            num_exact_keys=request.num_tokens - (num_candidates - SINK_BLOCKS) * block_tokens,
+            physical_blocks=own,
+            num_chosen=selected.shape[1],
+            chosen_address=selected.ctypes.data,
+            chosen_stride=selected.shape[1],
+            table_address=table.ctypes.data,
+            table_stride=table.strides[0] // table.itemsize,
+        )
 
     def select(
         self,
         row: int,
         kv_cache: torch.Tensor,
         *,
-        queries: torch.Tensor,
-        tables: StepTables,
+        query: torch.Tensor,
+        first_query: torch.Tensor,
         scale: float,
     ) -> None:
-        """Selects for one layer.
+        """Selects for one layer, and writes its tables.
 
         Args:
             row: layer row.
-            kv_cache: the layer's KV.
-            queries: [request, num_query_heads, head_dim], contiguous.
-            tables: of the step, written.
+            kv_cache: its KV tensor.
+            query: [tokens, num_query_heads, head_dim].
+            first_query: [batch + 1], token of each row's query.
             scale: softmax scale.
 
         Raises:
-            PlanError: for masses that are not finite.
+            PlanError: for attention mass that is not finite.
         """
+        if self._tokens is None:  # the same in all layers
+            self._tokens = first_query[self._places].tolist()
         if self._new_blocks is not None:
             self._summaries.add(row, kv_cache, self._new_blocks)
-        mass = self._mass(row, kv_cache, queries=queries, scale=scale)
-        chosen = self._selector.choose_together(
-            row, mass, num_candidates=self._num_candidates, num_selected=self._num_selected
+        token_stride, head_stride, _ = query.stride()
+        status = host_pool_choose_by_estimate_at(
+            self._summaries.pool,
+            self._blocks.pool(row, kv_cache),
+            self._sequences,
+            row=row,
+            queries=RowsAt(query.data_ptr(), head_stride, token_stride),
+            tokens=self._tokens,
+            num_query_heads=self._num_query_heads,
+            num_sinks=SINK_BLOCKS,
+            scale=scale,
+            is_on_open_mp=has_open_mp_threads(),  # vLLM's kernels run on them
         )
-        physical = np.take_along_axis(self._physical, np.maximum(chosen, 0), 1)
-        table = tables.block_table[row]
-        for group in self._groups:
-            table[group.places, : group.num_selected] = physical[
-                group.members, : group.num_selected
-            ]
-        for request, blocks in zip(self._requests, chosen, strict=True):
-            selected = request.selected
-            if selected is not None:
-                selected[row] = blocks[: selected.shape[1]]
-
-    def _mass(
-        self, row: int, kv_cache: torch.Tensor, *, queries: torch.Tensor, scale: float
-    ) -> np.ndarray[Any, Any]:
-        """Estimated attention mass [request, block], the mean over query heads."""
-        estimated = self._estimator.estimate(row, queries, scale=scale)
-        # The first block is among what is scored exactly.
-        estimated[..., :SINK_BLOCKS] = -torch.inf
-        exact = self._exact.numpy()
-        scored = [
-            ScoredQuery(query, table, num_keys, log_sum_exps)
-            for query, (table, num_keys), log_sum_exps in zip(
-                queries, self._always, exact, strict=True
-            )
-        ]
-        self._blocks.score(row, kv_cache, scored, scale=scale)
-        weights = torch.cat([estimated, self._exact - self._log_block_tokens], -1).softmax(-1)
-        return weights[..., : estimated.shape[-1]].mean(1).numpy()
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Requests that select equally many blocks.
-
-    Attributes:
-        num_selected: blocks that each selects.
-        members: which of the selecting requests they are.
-        places: their batch rows.
-    """
-
-    num_selected: int
-    members: np.ndarray[Any, Any]
-    places: np.ndarray[Any, Any]
-
-
-def _num_selected(request: DecodingRequest) -> int:
-    return 0 if request.selected is None else request.selected.shape[1]
-
-
-def _always_attended(
-    request: DecodingRequest, block_tokens: int
-) -> tuple[Int32[np.ndarray, " blocks"], int]:
-    """Physical blocks that every selection has, the first and the tail, and the tokens in them."""
-    num_candidates = request.num_candidate_blocks
-    table = request.physical_blocks
-    blocks = np.concatenate([table[:SINK_BLOCKS], table[num_candidates:]])
-    return blocks, request.num_tokens - (num_candidates - SINK_BLOCKS) * block_tokens
+        raise_for_status(np.array(status[:2], np.int32), call="choose_by_estimate")
+        if status.sequence >= 0:
+            layer = self._geometry.full_layers[row]
+            raise PlanError(ResultCode.NON_FINITE_SCORE, layer=layer, block=status.block)
 
 
 class GroupEstimation(GroupCompaction):
@@ -210,7 +170,7 @@ class GroupEstimation(GroupCompaction):
             self._geometry, layout=kwargs["layout"], max_blocks=self._selector.max_blocks
         )
         self._num_steps_left = 0  # until all select
-        self._selecting: SelectingRequests | None = None
+        self._selecting: dict[int, DecodingRequest] = {}  # by batch row, in this step
 
     def _apply_selections(self, requests: list[DecodingRequest | None]) -> None:
         """Says which requests select in the step, and makes room for their selections."""
@@ -229,7 +189,7 @@ class GroupEstimation(GroupCompaction):
                 selecting[place] = request
                 self._begin_selection(request)
         self.counts.num_scored += len(selecting)
-        self._selecting = self._plan(selecting) if selecting else None
+        self._selecting = selecting
 
     def _begin_selection(self, request: DecodingRequest) -> None:
         length = request.num_tokens
@@ -238,16 +198,18 @@ class GroupEstimation(GroupCompaction):
         request.selected = np.zeros(shape, np.int32)
         request.selected_at_tokens = length
 
-    def _plan(self, selecting: Mapping[int, DecodingRequest]) -> SelectingRequests:
-        requests = list(selecting.values())
+    def _plan(self, tables: StepTables) -> SelectingRequests | None:
+        if not self._selecting:
+            return None
+        requests = list(self._selecting.values())
         candidates = [request.num_candidate_blocks for request in requests]
         return SelectingRequests(
-            selecting,
-            selector=self._selector,
-            summaries=self._summaries,
+            self._selecting,
+            tables,
             new_blocks=self._summaries.begin(requests, candidates),
+            summaries=self._summaries,
             blocks=self._blocks,
-            block_tokens=self._block_tokens,
+            geometry=self._geometry,
         )
 
     def _is_due(self, request: DecodingRequest) -> bool:
@@ -264,5 +226,5 @@ class GroupEstimation(GroupCompaction):
             scored={},
             blocks=self._blocks,
             period=self._period,
-            selecting=self._selecting,
+            selecting=self._plan(tables),
         )

@@ -20,15 +20,10 @@ from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import (
     Layout,
     RegisteredPool,
-    RowsAt,
-    ScoreSequence,
-    has_open_mp_threads,
-    host_pool_score_sequences_at,
     packed_k_offsets,
-    raise_for_status,
 )
 from torch_bridge.dlpack import aligned_zeros
-from torch_bridge.key_moments import features_of, moments_of
+from torch_bridge.key_moments import moments_of
 from torch_bridge.vllm.kv_blocks import TORCH_DTYPES, read_keys
 from torch_bridge.vllm.requests import DecodingRequest
 
@@ -85,7 +80,7 @@ class KeySummaries:
         self._layout = layout
         self._num_entries = -(-max_blocks // _ENTRY_SUMMARIES)
         layer = geometry.layer_geometry(geometry.full_layers[0])
-        self._num_query_heads, self._num_kv_heads = layer.num_query_heads, layer.num_kv_heads
+        self._num_kv_heads = layer.num_kv_heads
         self._num_moments = 2 * layer.head_dim
         self.dtype = TORCH_DTYPES[geometry.dtype]
         offsets = packed_k_offsets(
@@ -102,9 +97,9 @@ class KeySummaries:
         self._grow(1)
 
     @property
-    def max_blocks(self) -> int:
-        """Columns of scores: blocks of the longest sequence, up to a whole entry."""
-        return self._num_entries * _ENTRY_SUMMARIES
+    def pool(self) -> RegisteredPool:
+        """The store, as it is until the next `begin`."""
+        return self._pools[0]
 
     def keep(self, requests: Sequence[DecodingRequest | None]) -> None:
         """Forgets all requests but these."""
@@ -156,36 +151,10 @@ class KeySummaries:
             keys_of_row[entries[:, None, None], heads, self._offsets[places][:, None]] = moments
 
     def entries_of(self, request: DecodingRequest) -> Int32[np.ndarray, " entries"]:
-        """Entries of the store that have a request's summaries, in sequence order."""
+        """Entries of `pool` that have a request's summaries, in sequence order."""
         place = self._places[request]
         num_used = -(-place.num_blocks // _ENTRY_SUMMARIES)
         return np.arange(num_used, dtype=np.int32) + np.int32(place.slot * self._num_entries)
-
-    def estimator(
-        self, requests: Sequence[DecodingRequest], num_blocks: Sequence[int]
-    ) -> Estimator:
-        """What estimates the attention of a step's selecting requests, after `begin`.
-
-        Args:
-            requests: which select.
-            num_blocks: first blocks of each that are estimated.
-        """
-        shape = (len(requests), self._num_query_heads)
-        features = torch.empty(*shape, self._num_moments, dtype=self.dtype)
-        num_columns = -(-max(num_blocks) // _ENTRY_SUMMARIES) * _ENTRY_SUMMARIES
-        logits = torch.full((*shape, num_columns), -torch.inf)
-        sequences = [
-            ScoreSequence(
-                self.entries_of(request),
-                num_keys,
-                RowsAt(query.data_ptr(), self._num_moments, 0),
-                scores.data_ptr(),
-            )
-            for request, num_keys, query, scores in zip(
-                requests, num_blocks, features, logits, strict=True
-            )
-        ]
-        return Estimator(self._pools[0], features, logits, sequences)
 
     def _grow(self, num_slots: int) -> None:
         """Makes room for so many more requests; what is there stays."""
@@ -214,50 +183,6 @@ class KeySummaries:
         )
         self._keys = store[..., :half]
         self._free.extend(range(before, before + num_slots))
-
-
-class Estimator(NamedTuple):
-    """Estimates the attention of some requests in one step, layer by layer.
-
-    Attributes:
-        pool: of the summaries.
-        features: [request, num_query_heads, 2 * head_dim], of the layer at hand.
-        logits: float32 [request, num_query_heads, columns], likewise; -inf past a request's blocks.
-        sequences: where the native call finds all of it.
-    """
-
-    pool: RegisteredPool
-    features: torch.Tensor
-    logits: torch.Tensor
-    sequences: list[ScoreSequence]
-
-    def estimate(self, row: int, queries: torch.Tensor, *, scale: float) -> torch.Tensor:
-        """Estimates the logarithm of each block's mean weight.
-
-        Args:
-            row: layer row.
-            queries: [request, num_query_heads, head_dim].
-            scale: softmax scale.
-
-        Returns:
-            `logits`, overwritten by the next call: a block weighs as much as each of its tokens
-            having this scaled score.
-        """
-        self.features.copy_(features_of(queries, scale))
-        status = host_pool_score_sequences_at(
-            self.pool,
-            self.sequences,
-            num_query_heads=self.features.shape[1],
-            num_queries=1,
-            block_reduction=None,
-            row_stride=self.logits.shape[2],
-            layer=row,
-            is_on_open_mp=has_open_mp_threads(),  # vLLM's kernels run on them
-        )
-        if status[0]:
-            tables = np.concatenate([sequence.block_table for sequence in self.sequences])
-            raise_for_status(np.array(status, np.int32), call="score_blocks", block_table=tables)
-        return self.logits
 
 
 def _close(pools: list[RegisteredPool]) -> None:

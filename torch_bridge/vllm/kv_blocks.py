@@ -99,7 +99,7 @@ class KVBlocks:
             ValueError: for arrays whose last axis is not contiguous.
             KernelStatusError: for a table or a length that does not fit; nothing is written then.
         """
-        pool = self._pool(row, kv_cache)
+        pool = self.pool(row, kv_cache)
         num_query_heads, row_stride = queries[0].log_sum_exps.shape
         sequences = [_sequence(query) for query in queries]
         status = host_pool_score_sequences_at(
@@ -116,7 +116,12 @@ class KVBlocks:
             tables = np.concatenate([query.block_table for query in queries])
             raise_for_status(np.array(status, np.int32), call="score_blocks", block_table=tables)
 
-    def _pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
+    def pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
+        """A layer's KV, registered; arguments as `score`.
+
+        Raises:
+            ValueError: for blocks that are not contiguous.
+        """
         if not kv_cache[0].is_contiguous():
             raise ValueError(
                 f"`kv_cache` has strides {kv_cache.stride()}; expected blocks that are contiguous "
