@@ -5,10 +5,10 @@
 
 One engine holds the prefilled requests; the policy of its attention backend changes between phases,
 so that all policies decode the same requests on the same machine within seconds of one another.
-Without a policy the backend is vLLM's own. A phase is one period of re-selection, in which every
-request is scored and selects once, after two steps that are thrown away: after another policy's
-phase all requests are scored in the first and select in the second. Each round begins with another
-policy. All samples are stored.
+Without a policy the backend is vLLM's own. A phase is a period of re-selection, in which every
+request is scored and selects once (by estimates: four times), after two steps that are thrown away:
+after another policy's phase all requests are scored in the first and select in the second. Each
+round begins with another policy. All samples are stored.
 
 `bound` is what no selection can be faster than: vLLM's own kernel on a tenth of each request's keys
 (the oldest, the same in all layers), with nothing scored, selected or looked up.
@@ -44,11 +44,17 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's steps are tim
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
-POLICIES = {"stock": None, "identity": "100%", "attend": "10%"}
+ATTEND, ESTIMATE = "attend", "attend, by estimates"
+POLICIES: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "identity": {"budget": "100%", "reselect_every_tokens": 16},
+    ATTEND: {"budget": "10%", "reselect_every_tokens": 16},
+    ESTIMATE: {"budget": "10%", "select_by": "estimate", "reselect_every_tokens": 4},
+}
 BOUND, BOUND_SHARE = "bound", 10  # a tenth, as the budget
 NUM_WARM_UP_STEPS = 2  # the first scores all requests, the second selects for all
 MODEL = "smollm2-135m"
-RESELECT_EVERY_TOKENS = 16
+PHASE_STEPS = 16  # a multiple of all periods
 LOSSLESS_BUDGET, NUM_DRAFT_TOKENS, LOSSLESS_EVERY_TOKENS = "10%", 8, 48
 LOSSLESS_PHASE_S = 4.0
 
@@ -94,14 +100,13 @@ class Engine:
 
     facts: ClassVar[dict[str, Any]] = {
         "policies": POLICIES,
-        "reselect_every_tokens": RESELECT_EVERY_TOKENS,
     }
 
     def __init__(self, max_sequences: int, *, is_compiled: bool) -> None:
-        self.start(max_sequences, asked("100%"), enforce_eager=not is_compiled)
+        self.start(max_sequences, asked(budget="100%"), enforce_eager=not is_compiled)
         self.compactions = {
-            name: budget and self.builder.make_compaction(parse_config(asked(budget)))
-            for name, budget in POLICIES.items()
+            name: facts and self.builder.make_compaction(parse_config(asked(**facts)))
+            for name, facts in POLICIES.items()
         } | {BOUND: TenthOfKeys(self.builder.layer_names, self.builder.block_size)}
 
     def start(self, max_sequences: int, additional_config: dict[str, Any], **options: Any) -> None:
@@ -146,13 +151,17 @@ class Engine:
             "context": context,
             "mean_step_ms": {name: round(value, 2) for name, value in mean.items()},
             "median_step_ms": {name: round(value, 2) for name, value in median.items()},
-            "median_step_ms_by_requests_scored": by_num_scored(phases["attend"]),
+            "median_step_ms_by_requests_scored": {
+                name: by_num_scored(phases[name]) for name in (ATTEND, ESTIMATE)
+            },
             "tokens_per_s": {n: round(1e3 * num_sequences / v, 1) for n, v in mean.items()},
             "step_time_of_stock": {n: round(v / mean["stock"], 3) for n, v in mean.items()},
             "attended_share_of_keys": {
                 name: round(done[-1].attended_share, 4) for name, done in phases.items()
             },
-            "requests_scored": [phase.num_scored for phase in phases["attend"]],
+            "requests_scored": {
+                name: [phase.num_scored for phase in phases[name]] for name in (ATTEND, ESTIMATE)
+            },
             "samples_ms": samples,
         }
 
@@ -163,7 +172,7 @@ class Engine:
             self.step()
         counts = AttendCounts() if compaction is None else compaction.counts
         before, steps, num_scored = replace(counts), [], []
-        for _ in range(RESELECT_EVERY_TOKENS):
+        for _ in range(PHASE_STEPS):
             scored_before = counts.num_scored
             steps.append(self.step())
             num_scored.append(counts.num_scored - scored_before)
@@ -241,7 +250,7 @@ class TenthOfKeys:
         self.counts = AttendCounts()
         # Nothing is scored.
         self.blocks = KVBlocks(layout=LAYOUTS["vec"], num_layer_rows=0)
-        self.period = scoring_period(parse_config(asked("100%")), layer_names=layer_names)
+        self.period = scoring_period(parse_config(asked(budget="100%")), layer_names=layer_names)
 
     def begin_step(
         self, block_table: np.ndarray, num_tokens: np.ndarray, is_decoding: np.ndarray
@@ -274,7 +283,11 @@ class LosslessEngine(Engine):
     def __init__(self, max_sequences: int, *, is_compiled: bool) -> None:
         self.start(
             max_sequences,
-            asked(LOSSLESS_BUDGET, policy="lossless", every_tokens=LOSSLESS_EVERY_TOKENS),
+            asked(
+                budget=LOSSLESS_BUDGET,
+                policy="lossless",
+                reselect_every_tokens=LOSSLESS_EVERY_TOKENS,
+            ),
             enforce_eager=not is_compiled,
             speculative_config={
                 "method": "custom_class",
@@ -349,11 +362,9 @@ def no_drafts(sampled_token_ids: list[list[int]], *_: Any, **__: Any) -> list[li
     return [[] for _ in sampled_token_ids]
 
 
-def asked(
-    budget: str, *, policy: str = "attend", every_tokens: int = RESELECT_EVERY_TOKENS
-) -> dict[str, Any]:
+def asked(**facts: Any) -> dict[str, Any]:
     """VLLM's `additional_config` for a policy."""
-    return {CONFIG_KEY: {"policy": policy, "budget": budget, "reselect_every_tokens": every_tokens}}
+    return {CONFIG_KEY: facts}
 
 
 if __name__ == "__main__":

@@ -144,6 +144,17 @@ def pool_score_sequences(
     is_on_open_mp: bool,
     is_on_device: bool,
 ) -> tuple[int, int]: ...
+def pool_choose_by_estimate(
+    moments: tuple[int, int, int],
+    keys: tuple[int, int, int],
+    sequences: Sequence[tuple[NDArray[np.generic] | int, ...]],
+    tokens: Sequence[int],
+    row: int,
+    queries: tuple[int, int, int],
+    shape: tuple[int, int, int, int, int, int],
+    scale: float,
+    is_on_open_mp: bool,
+) -> tuple[int, int, int, int]: ...
 def pool_summarize_blocks(
     pool: int,
     ord: int,

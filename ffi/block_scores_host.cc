@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -11,6 +12,7 @@
 
 #include "blockcompact/block_scores.h"
 #include "blockcompact/device_attend.h"
+#include "blockcompact/estimate.h"
 #include "host_threads.h"
 
 namespace blockcompact_ffi {
@@ -117,6 +119,71 @@ py::tuple PoolScoreSequences(int64_t pool, uint32_t ord, int64_t layer, const py
   return StatusTuple(status);
 }
 
+// An address in a row of a table whose rows are `stride` elements apart.
+int32_t* RowAt(const py::handle& address, const py::handle& stride, int64_t row) {
+  return reinterpret_cast<int32_t*>(address.cast<uintptr_t>()) + stride.cast<int64_t>() * row;
+}
+
+// A pool is (ID, ord, layer). Sequences are (table of moments, candidates, exact table, its keys,
+// physical blocks, number to choose, address and row stride of the chosen, of the table), and the
+// first token of each is given beside them.
+py::tuple PoolChooseByEstimate(const std::tuple<int64_t, uint32_t, int64_t>& moments,
+                               const std::tuple<int64_t, uint32_t, int64_t>& keys,
+                               const py::sequence& given, const std::vector<int64_t>& tokens,
+                               int64_t row, const std::tuple<uintptr_t, int64_t, int64_t>& queries,
+                               const py::tuple& shape, float scale, bool is_on_open_mp) {
+  const auto [moments_id, moments_ord, moments_layer] = moments;
+  const auto [keys_id, keys_ord, keys_layer] = keys;
+  const auto [address, head_stride, token_stride] = queries;
+  blockcompact::EstimateCall call;
+  call.num_query_heads = shape[0].cast<int64_t>();
+  call.head_dim = shape[1].cast<int64_t>();
+  const auto element_bytes = shape[2].cast<int64_t>();
+  call.type = TypeOf(element_bytes);
+  call.block_tokens = shape[3].cast<int64_t>();
+  call.entry_summaries = shape[4].cast<int64_t>();
+  call.num_sinks = shape[5].cast<int64_t>();
+  call.scale = scale;
+  if (tokens.size() != given.size()) throw std::invalid_argument("`tokens` differ in number");
+  std::vector<blockcompact::EstimateSequence> sequences;
+  for (const py::handle item : given) {
+    const auto fields = item.cast<py::tuple>();
+    for (const size_t table : {0U, 2U, 4U}) {
+      if (!TableArray::check_(fields[table])) {
+        throw std::invalid_argument("tables must be dense int32 arrays");
+      }
+    }
+    const auto table_of = [&](size_t place) {
+      return py::reinterpret_borrow<TableArray>(fields[place]);
+    };
+    blockcompact::EstimateSequence sequence;
+    sequence.moments = KeysOf(moments_layer, table_of(0), fields[1].cast<int64_t>());
+    sequence.exact = KeysOf(keys_layer, table_of(2), fields[3].cast<int64_t>());
+    sequence.query = {reinterpret_cast<const std::byte*>(address) +
+                          tokens[sequences.size()] * token_stride * element_bytes,
+                      head_stride * element_bytes, 0};
+    sequence.physical_blocks = table_of(4).data();
+    sequence.num_chosen = fields[5].cast<int64_t>();
+    if (sequence.num_chosen > sequence.moments.num_keys ||
+        table_of(4).size() < sequence.moments.num_keys) {
+      throw std::invalid_argument("more blocks are asked for than there are candidates");
+    }
+    sequence.chosen = RowAt(fields[6], fields[7], row);
+    sequence.table = RowAt(fields[8], fields[9], row);
+    sequences.push_back(sequence);
+  }
+  const blockcompact::ParallelFor parallel_for =
+      is_on_open_mp ? OpenMpParallelFor() : HostParallelFor(std::nullopt);
+  blockcompact::EstimateResult result;
+  {
+    const py::gil_scoped_release unlocked;
+    result = blockcompact::PoolChooseByEstimate({moments_id, moments_ord}, {keys_id, keys_ord},
+                                                call, sequences, parallel_for);
+  }
+  return py::make_tuple(static_cast<int32_t>(result.status.code), result.status.row,
+                        result.sequence, result.block);
+}
+
 py::tuple PoolSummarizeBlocks(int64_t pool, uint32_t ord, int64_t layer, const TableArray& table,
                               int64_t num_keys, py::array min_keys, py::array max_keys,
                               std::optional<int64_t> num_threads) {
@@ -147,6 +214,9 @@ void DefineBlockScores(py::module_& module) {
              py::arg("layer"), py::arg("sequences"), py::arg("shape"), py::arg("scale"),
              py::arg("reduction"), py::arg("row_stride"), py::arg("is_on_open_mp"),
              py::arg("is_on_device"));
+  module.def("pool_choose_by_estimate", &PoolChooseByEstimate, py::arg("moments"), py::arg("keys"),
+             py::arg("sequences"), py::arg("tokens"), py::arg("row"), py::arg("queries"),
+             py::arg("shape"), py::arg("scale"), py::arg("is_on_open_mp"));
   module.def("pool_summarize_blocks", &PoolSummarizeBlocks, py::arg("pool"), py::arg("ord"),
              py::arg("layer"), py::arg("block_table").noconvert(), py::arg("num_keys"),
              py::arg("min_keys").noconvert(), py::arg("max_keys").noconvert(),

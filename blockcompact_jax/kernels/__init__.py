@@ -39,6 +39,11 @@ from blockcompact_jax.kernels.host_calls import host_pool_block_move as host_poo
 from blockcompact_jax.kernels.host_calls import host_pool_gather as host_pool_gather
 from blockcompact_jax.kernels.host_calls import host_pool_pack as host_pool_pack
 from blockcompact_jax.kernels.host_calls import host_pool_upload as host_pool_upload
+from blockcompact_jax.kernels.host_estimate import EstimateSequence as EstimateSequence
+from blockcompact_jax.kernels.host_estimate import EstimateStatus as EstimateStatus
+from blockcompact_jax.kernels.host_estimate import (
+    host_pool_choose_by_estimate_at as host_pool_choose_by_estimate_at,
+)
 from blockcompact_jax.kernels.layouts import Layout as Layout
 from blockcompact_jax.kernels.layouts import UnsupportedLayoutError as UnsupportedLayoutError
 from blockcompact_jax.kernels.layouts import check_layout as check_layout

@@ -103,17 +103,13 @@ class MiniEngine:
                     for position in positions
                 ]
             )
+            facts = {"query": query, "first_query": first_query, "scale": SCALE}
             if step is not None:
                 step.move(layer_name, self.kv[layer].tensor)
+                step.select(layer_name, self.kv[layer].tensor, **facts)
             out = self._attend(layer, step, query, first_query, is_known)
             if step is not None and step.has_scored_rows:
-                step.score(
-                    layer_name,
-                    self.kv[layer].tensor,
-                    query=query,
-                    first_query=first_query,
-                    scale=SCALE,
-                )
+                step.score(layer_name, self.kv[layer].tensor, **facts)
             for place, name in enumerate(self.names):
                 if is_known[place]:
                     rows = out[int(first_query[place]) : int(first_query[place + 1])].clone()

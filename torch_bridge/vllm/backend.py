@@ -160,6 +160,7 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
         from torch_bridge.huggingface.geometry import DTYPE_NAMES
         from torch_bridge.vllm.compaction import GroupCompaction
         from torch_bridge.vllm.drafting import GroupDrafting
+        from torch_bridge.vllm.estimating import GroupEstimation
         from torch_bridge.vllm.hosting import GroupHosting
         from torch_bridge.vllm.kv_blocks import LAYOUTS
 
@@ -170,6 +171,8 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             kind = GroupDrafting
         elif config.host_bytes is not None:
             kind = partial(GroupHosting, host_bytes=self._host_bytes(config.host_bytes))
+        elif config.select_by == "estimate":
+            kind = GroupEstimation
         compaction = kind(
             config,
             geometry=ModelGeometry.uniform(
@@ -187,9 +190,11 @@ class BlockCompactMetadataBuilder(CPUAttentionMetadataBuilder):
             retained=self._retained(config),
         )
         logger.info(
-            "blockcompact is active: policy %s, budget %s, %d full-attention layers",
+            "blockcompact is active: policy %s, budget %s, selections by %s, "
+            "%d full-attention layers",
             config.policy,
             config.budget,
+            config.select_by,
             len(self.layer_names),
         )
         return compaction
@@ -293,15 +298,15 @@ class BlockCompactAttentionImpl(CPUAttentionBackendImpl):
         # The group's layers share the metadata and run one after another.
         attn_metadata.block_table = step.block_table_by_layer_name[layer.layer_name]
         step.move(layer.layer_name, kv_cache)
+        queries = {
+            "query": query.view(-1, self.num_heads, self.head_size),
+            "first_query": attn_metadata.query_start_loc,
+            "scale": self.scale,
+        }
+        step.select(layer.layer_name, kv_cache, **queries)
         super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         if step.has_scored_rows:
-            step.score(
-                layer.layer_name,
-                kv_cache,
-                query=query.view(-1, self.num_heads, self.head_size),
-                first_query=attn_metadata.query_start_loc,
-                scale=self.scale,
-            )
+            step.score(layer.layer_name, kv_cache, **queries)
         return output
 
 

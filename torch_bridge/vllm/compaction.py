@@ -72,6 +72,17 @@ class StepCompaction:
     def move(self, layer_name: str, kv_cache: torch.Tensor) -> None:
         """Moves a layer's blocks between the engine and the host before it attends; here, none."""
 
+    def select(
+        self,
+        layer_name: str,
+        kv_cache: torch.Tensor,
+        *,
+        query: torch.Tensor,
+        first_query: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Selects a layer's blocks before it attends; here, nothing does. Arguments as `score`."""
+
     def score(
         self,
         layer_name: str,
@@ -127,7 +138,7 @@ class AttendCounts:
 
     Attributes:
         num_steps: steps seen.
-        num_scored: times a request was scored.
+        num_scored: times a request was scored, or selected by an estimate.
         num_keys: keys that decoding rows attended to, summed over steps (of one layer).
         num_full_keys: keys that full attention would have attended to.
     """
@@ -191,7 +202,8 @@ class GroupCompaction:
         self._layer_tables = _LayerTables(self._row_by_layer_name)
         self._scoring: list[ScoredRequest] = []
         self.counts = AttendCounts()
-        self._selector.warm_up()
+        if config.select_by == "attention":
+            self._selector.warm_up()
 
     def begin_step(
         self,

@@ -16,8 +16,14 @@ CONFIG_KEY = "blockcompact"
 DEFAULT_EVERY_TOKENS = 16
 """Period where none is given, and the one that "auto" starts with."""
 
+ESTIMATE_EVERY_TOKENS = 4
+"""Period of selections by estimates where none is given."""
+
 PolicyName = Literal["attend", "retain", "lossless"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+SelectionName = Literal["attention", "estimate"]
+SELECTIONS: tuple[SelectionName, ...] = get_args(SelectionName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,9 @@ class AttendConfig:
             "lossless" selects as "attend" does, but for drafts only, which vLLM verifies.
         budget: whole blocks that each layer of a request attends to, sink and recent included; the
             partial block and what was generated since the last selection come on top.
+        select_by: "attention" selects by what an earlier query attended to, measured over all keys;
+            "estimate" by what the query at hand will attend to, estimated from a summary of the
+            keys of each block, under "attend" alone.
         host_bytes: under "retain", most host memory of a worker for blocks that were given back,
             from which later selections bring them back; None for none: then they are gone.
         reselect_every_tokens: most generated tokens between two selections of a request; "auto"
@@ -41,6 +50,7 @@ class AttendConfig:
 
     policy: PolicyName = "attend"
     budget: Budget
+    select_by: SelectionName = "attention"
     reselect_every_tokens: int | Literal["auto"] = DEFAULT_EVERY_TOKENS
     host_bytes: int | None = None
     max_mass_lost: float | None = None
@@ -86,13 +96,22 @@ def _parse(given: Any) -> AttendConfig:
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
     rest = {name: given[name] for name in _REST_NAMES if name in given}
+    if rest.get("select_by") == "estimate":
+        rest = {"reselect_every_tokens": ESTIMATE_EVERY_TOKENS} | rest
     config = AttendConfig(policy=policy, budget=budget, **rest)
     _check_host_bytes(config)
     _check_period(config)
+    _check_selection(config)
     return config
 
 
-_REST_NAMES = ("reselect_every_tokens", "host_bytes", "max_mass_lost", "decision_log")
+_REST_NAMES = (
+    "select_by",
+    "reselect_every_tokens",
+    "host_bytes",
+    "max_mass_lost",
+    "decision_log",
+)
 
 
 def _check_host_bytes(config: AttendConfig) -> None:
@@ -132,3 +151,26 @@ def _check_period(config: AttendConfig) -> None:
         )
     if is_logged and not isinstance(config.decision_log, str):
         raise OptionError(f"`decision_log` is {config.decision_log!r}, expected a file's name")
+
+
+def _check_selection(config: AttendConfig) -> None:
+    from blockcompact_jax.budget import OptionError
+
+    if config.select_by not in SELECTIONS:
+        raise OptionError(
+            f"`select_by` is {config.select_by!r}, expected one of {', '.join(SELECTIONS)}"
+        )
+    if config.select_by == "attention":
+        return
+    if config.policy != "attend":
+        raise OptionError(
+            f"`select_by` is 'estimate' with `policy` {config.policy!r}, expected 'attend': "
+            "under 'retain' all layers select together after a step, not one by one within it, "
+            "and drafts are scored by the step that verifies them"
+        )
+    if config.reselect_every_tokens == "auto" or config.decision_log is not None:
+        name = "reselect_every_tokens" if config.decision_log is None else "decision_log"
+        raise OptionError(
+            f"`{name}` is {getattr(config, name)!r} with `select_by` 'estimate', expected a number "
+            "of tokens and no log: no query meets all keys, so what a selection loses is not known"
+        )

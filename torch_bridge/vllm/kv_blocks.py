@@ -18,12 +18,16 @@ from blockcompact_jax.kernels import (
     ScoreSequence,
     has_open_mp_threads,
     host_pool_score_sequences_at,
+    packed_k_offsets,
     raise_for_status,
 )
 from blockcompact_jax.scores import BlockReduction
 
 LAYOUTS = {"amx": Layout.AMX, "vec": Layout.VEC}
 """Our names of the layouts that vLLM's CPU attention packs."""
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Of the elements that it packs, by the geometry's names."""
 
 
 class ScoredQuery(NamedTuple):
@@ -41,6 +45,29 @@ class ScoredQuery(NamedTuple):
     block_table: Int32[np.ndarray, " blocks"]
     num_keys: int
     log_sum_exps: Float32[np.ndarray, "query_head columns"]
+
+
+def read_keys(kv_cache: torch.Tensor, blocks: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Unpacks the keys of blocks.
+
+    Args:
+        kv_cache: a layer's KV, [num_blocks, num_kv_heads, block_tokens, 2 * head_dim].
+        blocks: int64 [block], physical blocks.
+        layout: how they are packed.
+
+    Returns:
+        [block, num_kv_heads, block_tokens, head_dim], a copy.
+    """
+    num_blocks, num_kv_heads, block_tokens, both = kv_cache.shape
+    offsets = packed_k_offsets(
+        layout,
+        block_tokens=block_tokens,
+        head_dim=both // 2,
+        element_bytes=kv_cache.element_size(),
+    )
+    halves = kv_cache.view(num_blocks, num_kv_heads, 2, offsets.size)
+    packed = halves[:, :, 0].index_select(0, blocks)
+    return packed[..., torch.from_numpy(offsets)]
 
 
 class KVBlocks:
@@ -72,7 +99,7 @@ class KVBlocks:
             ValueError: for arrays whose last axis is not contiguous.
             KernelStatusError: for a table or a length that does not fit; nothing is written then.
         """
-        pool = self._pool(row, kv_cache)
+        pool = self.pool(row, kv_cache)
         num_query_heads, row_stride = queries[0].log_sum_exps.shape
         sequences = [_sequence(query) for query in queries]
         status = host_pool_score_sequences_at(
@@ -89,7 +116,12 @@ class KVBlocks:
             tables = np.concatenate([query.block_table for query in queries])
             raise_for_status(np.array(status, np.int32), call="score_blocks", block_table=tables)
 
-    def _pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
+    def pool(self, row: int, kv_cache: torch.Tensor) -> RegisteredPool:
+        """A layer's KV, registered; arguments as `score`.
+
+        Raises:
+            ValueError: for blocks that are not contiguous.
+        """
         if not kv_cache[0].is_contiguous():
             raise ValueError(
                 f"`kv_cache` has strides {kv_cache.stride()}; expected blocks that are contiguous "
