@@ -141,8 +141,7 @@ py::tuple PoolChooseByEstimate(const std::tuple<int64_t, uint32_t, int64_t>& mom
   const auto element_bytes = shape[2].cast<int64_t>();
   call.type = TypeOf(element_bytes);
   call.block_tokens = shape[3].cast<int64_t>();
-  call.entry_summaries = shape[4].cast<int64_t>();
-  call.num_sinks = shape[5].cast<int64_t>();
+  call.num_sinks = shape[4].cast<int64_t>();
   call.scale = scale;
   if (tokens.size() != given.size()) throw std::invalid_argument("`tokens` differ in number");
   std::vector<blockcompact::EstimateSequence> sequences;
@@ -178,7 +177,7 @@ py::tuple PoolChooseByEstimate(const std::tuple<int64_t, uint32_t, int64_t>& mom
   {
     const py::gil_scoped_release unlocked;
     result = blockcompact::PoolChooseByEstimate({moments_id, moments_ord}, {keys_id, keys_ord},
-                                                call, sequences, parallel_for);
+                                                call, std::move(sequences), parallel_for);
   }
   return py::make_tuple(static_cast<int32_t>(result.status.code), result.status.row,
                         result.sequence, result.block);

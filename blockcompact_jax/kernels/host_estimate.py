@@ -109,7 +109,6 @@ def host_pool_choose_by_estimate_at(
                 shape.head_dim,
                 shape.element_bytes,
                 shape.block_tokens,
-                moments.shape.block_tokens,
                 num_sinks,
             ),
             scale,

@@ -7,6 +7,7 @@
 
 #include "blockcompact/attend_kernels.h"
 #include "blockcompact/rank.h"
+#include "key_blocks.h"
 #include "scratch.h"
 
 namespace blockcompact {
@@ -61,8 +62,9 @@ class Estimation {
       : call_(call), sequences_(sequences) {
     for (const EstimateSequence& sequence : sequences) {
       const int64_t num_tail = sequence.exact.num_entries - call.num_sinks;
-      stride_ = std::max({stride_, sequence.moments.num_entries * call.entry_summaries,
-                          NumCandidates(sequence) + num_tail});
+      stride_ =
+          std::max({stride_, sequence.moments.num_entries * ShapeOf(sequence.moments).block_tokens,
+                    NumCandidates(sequence) + num_tail});
       exact_stride_ = std::max(exact_stride_, sequence.exact.num_entries);
     }
     stride_ = (stride_ + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
@@ -77,36 +79,25 @@ class Estimation {
     sums_ = scratch->Take<float>(num_rows);
   }
 
-  // The jobs that fill the logits: of moments, and of keys.
-  std::vector<ScoreSequence> OfMoments() const {
-    std::vector<ScoreSequence> jobs;
-    for (const EstimateSequence& sequence : sequences_) {
-      const auto first_row = static_cast<int64_t>(jobs.size()) * call_.num_query_heads;
-      std::byte* features = features_ + first_row * row_bytes_;
-      for (int64_t head = 0; head < call_.num_query_heads; ++head) {
-        WriteFeatures(call_, sequence.query.row(head, 0), features + head * row_bytes_);
-      }
-      ScoreCall score = Job(2 * call_.head_dim, BlockReduction::kTokens);
-      score.queries = {features, row_bytes_, 0};
-      score.scores = logits_ + first_row * stride_;
-      score.row_stride = stride_;
-      jobs.push_back({sequence.moments, score});
+  // Scores the blocks of one sequence, which are checked, by their moments and by their keys.
+  void Score(int64_t place) const {
+    const EstimateSequence& sequence = sequences_[static_cast<size_t>(place)];
+    const int64_t first_row = place * call_.num_query_heads;
+    std::byte* features = features_ + first_row * row_bytes_;
+    for (int64_t head = 0; head < call_.num_query_heads; ++head) {
+      WriteFeatures(call_, sequence.query.row(head, 0), features + head * row_bytes_);
     }
-    return jobs;
-  }
-
-  std::vector<ScoreSequence> OfKeys() const {
-    std::vector<ScoreSequence> jobs;
-    for (const EstimateSequence& sequence : sequences_) {
-      const auto first_row = static_cast<int64_t>(jobs.size()) * call_.num_query_heads;
-      ScoreCall score = Job(call_.head_dim, BlockReduction::kLogSumExp);
-      score.scale = call_.scale;
-      score.queries = sequence.query;
-      score.scores = exact_ + first_row * exact_stride_;
-      score.row_stride = exact_stride_;
-      jobs.push_back({sequence.exact, score});
-    }
-    return jobs;
+    ScoreCall of_moments = Job(2 * call_.head_dim, BlockReduction::kTokens);
+    of_moments.queries = {features, row_bytes_, 0};
+    of_moments.scores = logits_ + first_row * stride_;
+    of_moments.row_stride = stride_;
+    ScoreBlocks(sequence.moments, of_moments, SerialFor);
+    ScoreCall of_keys = Job(call_.head_dim, BlockReduction::kLogSumExp);
+    of_keys.scale = call_.scale;
+    of_keys.queries = sequence.query;
+    of_keys.scores = exact_ + first_row * exact_stride_;
+    of_keys.row_stride = exact_stride_;
+    ScoreBlocks(sequence.exact, of_keys, SerialFor);
   }
 
   // Chooses the blocks of one sequence; its first candidate that is not finite, or kHole.
@@ -208,25 +199,64 @@ class Estimation {
   float* sums_;
 };
 
+// Sets the views of all tables, and checks them.
+Status Check(const Pool& moments, const Pool& keys, const EstimateCall& call,
+             std::vector<EstimateSequence>* sequences) {
+  int64_t num_entries[2] = {0, 0};
+  for (EstimateSequence& sequence : *sequences) {
+    const auto check = [&](const Pool& pool, KeyBlocks* blocks, int64_t* num_before) {
+      Status status = CheckOnPool(pool, call.type, blocks);
+      if (!status.ok() && status.row >= 0) status.row += *num_before;
+      *num_before += blocks->num_entries;
+      return status;
+    };
+    Status status = check(moments, &sequence.moments, &num_entries[0]);
+    if (status.ok()) status = check(keys, &sequence.exact, &num_entries[1]);
+    if (!status.ok()) return status;
+    const BlockShape &summaries = ShapeOf(sequence.moments), &blocks = ShapeOf(sequence.exact);
+    if (blocks.head_dim != call.head_dim || summaries.head_dim != 2 * call.head_dim ||
+        blocks.block_tokens != call.block_tokens || blocks.num_heads != summaries.num_heads ||
+        call.num_query_heads <= 0 || call.num_query_heads % blocks.num_heads != 0) {
+      return {StatusCode::kShapeMismatch, -1};
+    }
+  }
+  return {};
+}
+
+// A task a sequence: each is short, and so are its parts.
+EstimateResult Choose(const EstimateCall& call, const std::vector<EstimateSequence>& sequences,
+                      const ParallelFor& parallel_for) {
+  thread_local Scratch scratch;
+  const Estimation estimation(call, sequences, &scratch);
+  const auto num_sequences = static_cast<int64_t>(sequences.size());
+  std::vector<int32_t> faulty(sequences.size(), kHole);
+  parallel_for(num_sequences, [&](int64_t place) {
+    estimation.Score(place);
+    faulty[static_cast<size_t>(place)] = estimation.Choose(place);
+  });
+  EstimateResult result;
+  for (int64_t place = num_sequences - 1; place >= 0; --place) {
+    const int32_t block = faulty[static_cast<size_t>(place)];
+    if (block != kHole) result = {{}, place, block};
+  }
+  return result;
+}
+
 }  // namespace
 
 EstimateResult PoolChooseByEstimate(const PoolRef& moments, const PoolRef& keys,
                                     const EstimateCall& call,
-                                    const std::vector<EstimateSequence>& sequences,
+                                    std::vector<EstimateSequence> sequences,
                                     const ParallelFor& parallel_for) {
-  thread_local Scratch scratch;
-  const Estimation estimation(call, sequences, &scratch);
-  Status status = PoolScoreSequences(moments, estimation.OfMoments(), parallel_for);
-  if (status.ok()) status = PoolScoreSequences(keys, estimation.OfKeys(), parallel_for);
-  if (!status.ok()) return {status};
-  std::vector<int32_t> faulty(sequences.size(), kHole);
-  parallel_for(static_cast<int64_t>(sequences.size()), [&](int64_t place) {
-    faulty[static_cast<size_t>(place)] = estimation.Choose(place);
+  EstimateResult result;
+  result.status = OnPool(moments, [&](const Pool& of_moments) {
+    return OnPool(keys, [&](const Pool& of_keys) {
+      const Status status = Check(of_moments, of_keys, call, &sequences);
+      if (status.ok()) result = Choose(call, sequences, parallel_for);
+      return status;
+    });
   });
-  for (size_t place = 0; place < faulty.size(); ++place) {
-    if (faulty[place] != kHole) return {{}, static_cast<int64_t>(place), faulty[place]};
-  }
-  return {};
+  return result;
 }
 
 }  // namespace blockcompact

@@ -65,3 +65,21 @@ def attend(query, keys, values, scale):
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     weights = torch.softmax(scale * torch.einsum("hd,hkd->hk", query.double(), keys), dim=-1)
     return torch.einsum("hk,hkd->hd", weights, values), weights
+
+
+def estimated_mass(query, keys, num_candidates, block_tokens, scale):
+    """[candidate]: mean over heads of the attention mass of a query [query_heads, dims] over
+    [heads, keys, dims], where the keys of all candidates but the first are taken as normally
+    distributed, in float64."""
+    group = query.shape[0] // keys.shape[0]
+    query, keys = query.double(), keys.double().repeat_interleave(group, 0)
+    scores = scale * torch.einsum("hd,hkd->hk", query, keys)
+    weights = [scores[:, :block_tokens].logsumexp(1)]
+    for block in range(1, num_candidates):
+        of_block = keys[:, block * block_tokens : (block + 1) * block_tokens]
+        mean = of_block.mean(1)
+        variance = ((of_block - mean[:, None]) ** 2).mean(1)
+        exponent = scale * (query * mean).sum(1) + scale**2 * (query**2 * variance).sum(1) / 2
+        weights.append(exponent + math.log(block_tokens))
+    weights.append(scores[:, num_candidates * block_tokens :].logsumexp(1))
+    return torch.stack(weights, 1).softmax(1).mean(0)[:num_candidates]

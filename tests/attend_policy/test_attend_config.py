@@ -36,6 +36,13 @@ def test_a_budget_is_enough():
     assert config.host_bytes is None
 
 
+def test_estimates_select_every_4_tokens_unless_asked_otherwise():
+    given = {"budget": "10%", "select_by": "estimate"}
+    assert parse_config({"blockcompact": given}).reselect_every_tokens == 4
+    given["reselect_every_tokens"] = 2
+    assert parse_config({"blockcompact": given}).reselect_every_tokens == 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -56,6 +63,23 @@ def test_a_budget_is_enough():
         ({"budget": "10%", "policy": "retain", "host_bytes": 0}, r"`host_bytes` is 0, expected"),
         ({"budget": "10%", "policy": "retain", "host_bytes": "2G"}, r"`host_bytes` is '2G'"),
         ({"budget": "10%", "reselect_every_tokens": "often"}, r"is 'often', expected .* or 'auto'"),
+        ({"budget": "10%", "select_by": "keys"}, r"`select_by` is 'keys', expected one of attention"),
+        (
+            {"budget": "10%", "select_by": "estimate", "policy": "retain"},
+            r"`select_by` is 'estimate' with `policy` 'retain', expected 'attend'",
+        ),
+        (
+            {"budget": "10%", "select_by": "estimate", "policy": "lossless"},
+            r"`select_by` is 'estimate' with `policy` 'lossless', expected 'attend'",
+        ),
+        (
+            {"budget": "10%", "select_by": "estimate", "reselect_every_tokens": "auto"},
+            r"`reselect_every_tokens` is 'auto' with `select_by` 'estimate', expected a number",
+        ),
+        (
+            {"budget": "10%", "select_by": "estimate", "decision_log": "log.jsonl"},
+            r"`decision_log` is 'log.jsonl' with `select_by` 'estimate', expected .* no log",
+        ),
         ({"budget": "10%", "max_mass_lost": 0.1}, r"`max_mass_lost` is given with .* 16"),
         (
             {"budget": "10%", "reselect_every_tokens": "auto", "max_mass_lost": 2},

@@ -22,7 +22,7 @@ from torch_bridge.vllm.steps import StepTables
 
 from . import mini_engine as mini
 from .mini_engine import MiniEngine, token_values
-from .packed import PackedKV, attend
+from .packed import PackedKV, attend, estimated_mass
 
 
 def make_engine(budget, every):
@@ -45,23 +45,6 @@ def make_engine(budget, every):
         max_tokens=mini.MAX_BLOCKS * mini.B,
     )
     return MiniEngine(compaction)
-
-
-def log_weights(queries, keys, num_candidates, block_tokens, scale):
-    """[query head, candidate]: the first block's exactly, the others' estimated; and the tail's."""
-    group = queries.shape[0] // keys.shape[0]
-    queries, keys = queries.double(), keys.double().repeat_interleave(group, 0)
-    scores = scale * torch.einsum("hd,hkd->hk", queries, keys)
-    tail = scores[:, num_candidates * block_tokens :].logsumexp(1)
-    weights = [scores[:, :block_tokens].logsumexp(1)]
-    for block in range(1, num_candidates):
-        of_block = keys[:, block * block_tokens : (block + 1) * block_tokens]
-        mean = of_block.mean(1)
-        variance = ((of_block - mean[:, None]) ** 2).mean(1)
-        exponent = scale * (queries * mean).sum(1)
-        exponent += scale**2 * (queries**2 * variance).sum(1) / 2
-        weights.append(exponent + math.log(block_tokens))
-    return torch.stack(weights, 1), tail
 
 
 class NamedRequest:
@@ -97,8 +80,7 @@ class NamedRequest:
 
     def _select(self, layer, length, budget):
         query, keys, _ = self._drawn(layer, length, range(length))
-        weights, tail = log_weights(query, keys, self.num_candidates, mini.B, mini.SCALE)
-        mass = torch.cat([weights, tail[:, None]], 1).softmax(1).mean(0)
+        mass = estimated_mass(query, keys, self.num_candidates, mini.B, mini.SCALE)
         ranked = sorted(range(1, self.num_candidates), key=lambda b: (-float(mass[b]), b))
         return {0, *ranked[: budget - 2]}
 
@@ -282,8 +264,7 @@ def test_what_is_chosen_has_the_largest_mass_written_out(forced_impl, packing, h
         of_request = keys[table].transpose(0, 1).flatten(1, 2)[:, : request.num_tokens]
         candidates, count = request.num_candidate_blocks, request.selected.shape[1]
         own_query = query[int(first_query[place])]
-        weights, tail = log_weights(own_query, of_request, candidates, 32, scale)
-        mass = torch.cat([weights, tail[:, None]], 1).softmax(1).mean(0)[:candidates].numpy()
+        mass = estimated_mass(own_query, of_request, candidates, 32, scale).numpy()
         for row in range(2):
             chosen = request.selected[row]
             assert chosen[0] == 0

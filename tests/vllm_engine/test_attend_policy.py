@@ -7,17 +7,27 @@ pytest.importorskip("vllm", reason="vllm is not installed; pip install 'blockcom
 
 import engines
 import torch
-from attend_policy.packed import attend
+from attend_policy.packed import attend, estimated_mass
 from engines import B, read_tokens
 
-EVERY, BUDGET, LAYERS = 4, 3, 3
+EVERY = {"attention": 4, "estimate": 1}
+BUDGET, LAYERS = 3, 3
 MAX_BATCHED = 64
 
 
+@pytest.fixture(scope="module", params=["attention", "estimate"])
+def select_by(request):
+    return request.param
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def llm(tmp_path_factory, request):
+def llm(tmp_path_factory, request, select_by):
     model = engines.save_llama(tmp_path_factory.mktemp("llama"))
-    compaction = {"budget": f"{BUDGET}b", "reselect_every_tokens": EVERY}
+    compaction = {
+        "budget": f"{BUDGET}b",
+        "select_by": select_by,
+        "reselect_every_tokens": EVERY[select_by],
+    }
     with engines.engine(
         model,
         compaction=compaction,
@@ -29,12 +39,13 @@ def llm(tmp_path_factory, request):
 
 
 class Watch:
-    """Checks every decoding row of every layer against float64 over the promised tokens."""
+    """Checks every decoding row of every layer against float64 over the promised tokens, and,
+    where every token selects by an estimate, the selection."""
 
-    def __init__(self, llm, monkeypatch):
+    def __init__(self, llm, monkeypatch, *, is_estimating):
         from torch_bridge.vllm.backend import BlockCompactAttentionImpl
 
-        self.compaction = engines.compaction_of(llm)
+        self.compaction, self.is_estimating = engines.compaction_of(llm), is_estimating
         (self.layout,) = [builder.isa for builder in engines.builders_of(llm)]
         self.num_checked = {"all": 0, "selected": 0}
         self.largest_change = 0.0
@@ -82,18 +93,29 @@ class Watch:
                 kv = read_tokens(kv_cache, self.layout, blocks, everything)
                 change = (attend(query, *kv, scale)[0] - got).abs().max()
                 self.largest_change = max(self.largest_change, float(change))
+                if self.is_estimating:
+                    self.check_estimate(query, kv[0], request, request.selected[row], scale)
             self.num_checked[kind] += 1
 
+    def check_estimate(self, query, keys, request, chosen, scale):
+        candidates = request.num_candidate_blocks
+        assert candidates == request.num_tokens // B - 1, "the query at hand selects"
+        mass = estimated_mass(query, keys, candidates, B, scale).numpy()
+        left = np.setdiff1d(np.arange(candidates), chosen)
+        tolerance = 1e-4 if query.dtype == torch.float32 else 0.03
+        assert mass[chosen[1:]].min() >= mass[left].max() * (1 - tolerance)
 
-def test_layers_attend_to_the_selection_and_the_tail_in_mixed_batches(llm, monkeypatch):
-    watch = Watch(llm, monkeypatch)
+
+def test_layers_attend_to_the_selection_and_the_tail_in_mixed_batches(llm, monkeypatch, select_by):
+    """SEL-2 where estimates select: every layer's own query chose what it attends to."""
+    watch = Watch(llm, monkeypatch, is_estimating=select_by == "estimate")
     tokens = engines.generate(llm, [engines.prompt(n) for n in (31, 150, 97, 1, 33)], 18)
     assert [len(row) for row in tokens] == [18] * 5
     assert all(count > 0 for count in watch.num_checked.values()), watch.num_checked
     assert watch.largest_change > 1e-3, "a small budget must change attention"
 
 
-def keys_of(num_prompt, num_new):
+def keys_of(num_prompt, num_new, select_by):
     """(keys attended to, of full attention, scorings) of a request alone."""
     keys = full = scored = tail = 0
     selected_at = None
@@ -103,19 +125,23 @@ def keys_of(num_prompt, num_new):
         if whole <= BUDGET:
             keys += length
             continue
-        keys += length if selected_at is None else (BUDGET - 1) * B + length - tail
-        if selected_at is None or length - selected_at >= EVERY:
+        is_first = selected_at is None
+        is_due = is_first or length - selected_at >= EVERY[select_by]
+        if is_due and select_by == "estimate":
+            tail, is_first = (whole - 1) * B, False
+        keys += length if is_first else (BUDGET - 1) * B + length - tail
+        if is_due:
             scored, selected_at, tail = scored + 1, length, (whole - 1) * B
     return keys, full, scored
 
 
 @pytest.mark.parametrize("num_prompt", [20, 3 * B + 20, 6 * B - 1, 200])
-def test_as_many_keys_are_attended_to_as_the_budget_says(llm, num_prompt):
+def test_as_many_keys_are_attended_to_as_the_budget_says(llm, num_prompt, select_by):
     before = vars(engines.compaction_of(llm).counts).copy()
     engines.generate(llm, [engines.prompt(num_prompt)], 24)
     after = vars(engines.compaction_of(llm).counts)
     found = tuple(after[n] - before[n] for n in ("num_keys", "num_full_keys", "num_scored"))
-    assert found == keys_of(num_prompt, 24)
+    assert found == keys_of(num_prompt, 24, select_by)
 
 
 def test_a_prompts_chunk_of_one_token_is_no_decoding_step(llm, monkeypatch):

@@ -28,7 +28,6 @@ struct EstimateSequence {
 // A block of n keys weighs n * exp(scale * q.mean + scale^2 * q^2.variance / 2): its moments are
 // the mean in the first half of the dims, the variance in the second one.
 struct EstimateCall {
-  int64_t entry_summaries = 0;  // moments in an entry of their pool
   AttendType type = AttendType::kBf16;
   int64_t num_query_heads = 0;
   int64_t head_dim = 0;  // of the query
@@ -49,7 +48,7 @@ struct EstimateResult {
 // row counts the entries of all tables of one pool.
 EstimateResult PoolChooseByEstimate(const PoolRef& moments, const PoolRef& keys,
                                     const EstimateCall& call,
-                                    const std::vector<EstimateSequence>& sequences,
+                                    std::vector<EstimateSequence> sequences,
                                     const ParallelFor& parallel_for);
 
 }  // namespace blockcompact
