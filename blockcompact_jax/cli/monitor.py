@@ -22,7 +22,13 @@ def monitor(
             show_default="contract_checks.json where it exists; else all is shown as not run",
         ),
     ] = None,
-    docs: Annotated[Path, typer.Option(help="The contracts.")] = Path("docs/contracts.md"),
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            help="The contracts.",
+            show_default="docs/contracts.md where it exists; else the page has no board of them",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write the page to.")] = Path("monitor.html"),
     port: Annotated[
         int | None,
@@ -41,15 +47,15 @@ def monitor(
     """
     from blockcompact_jax.monitor.page import build_page
 
-    if not docs.is_file():
-        raise UserError(f"`docs` is {str(docs)!r}, which is no file; run in a checkout")
+    document = _document(docs, is_needed=not results or checks is not None)
     check_writable("out", out)
     paths = [Path(name) for pattern in results or () for name in _expand(pattern)]
     usual = Path("contract_checks.json")
-    chosen = checks if checks is not None or not usual.exists() else usual
+    if checks is None and document is not None and usual.exists():
+        checks = usual
 
     def build() -> str:
-        return build_page(document=docs, checks=chosen, results=paths)
+        return build_page(document=document, checks=checks, results=paths)
 
     page = build()
     write_output("out", out, page)
@@ -62,6 +68,22 @@ def monitor(
             server.serve_forever()
 
 
-def _expand(pattern: str) -> list[str]:
-    """A pattern that the shell left alone, as in quotes; a plain name stays as it is."""
-    return sorted(glob.glob(pattern)) or [pattern]
+_USUAL_DOCUMENT = Path("docs/contracts.md")
+
+
+def _document(given: Path | None, *, is_needed: bool) -> Path | None:
+    """The contracts; None outside of a checkout, where there are results to show without them."""
+    document = _USUAL_DOCUMENT if given is None else given
+    if document.is_file():
+        return document
+    if given is None and not is_needed:
+        return None
+    raise UserError(
+        f"`docs` is {str(document)!r}, which is no file; run in a checkout, or name results to "
+        "show without the contracts"
+    )
+
+
+def _expand(name: str) -> list[str]:
+    """A pattern that the shell left alone, as in quotes; the name of a file stays as it is."""
+    return [name] if Path(name).exists() else sorted(glob.glob(name)) or [name]

@@ -26,7 +26,7 @@ class SweepKind:
         order: What configurations that run after each other share.
         shown_options: Options that are said once where all configurations share them.
         columns: Titles of the measured columns, and their text of a report.
-        path_columns: The same, shown where `retention` or `ownership` vary.
+        path_columns: What is shown instead where `retention` or `ownership` vary.
         check_inputs: Refuses a model or a file that cannot be had, without fetching anything.
         open: Fetches what is needed; gives the engine and the digests of what it reads.
         summary: What the end says in plain words.
@@ -137,6 +137,8 @@ def trace_kind(path: Path) -> SweepKind:
             "uploads": _study_column("upload_blocks_per_selection", "{:.2f}"),
         },
         path_columns={
+            "mass kept": _study_column("mass_kept", "{:.2%}"),
+            "uploads": _study_column("upload_blocks_per_selection", "{:.2f}"),
             "moved MB": lambda report: _megabytes(report["metrics"]["resident_move_bytes"]),
             "freed MB": lambda report: _megabytes(report["study"]["path"]["released_bytes"]),
             "pool MB": lambda report: _megabytes(report["study"]["path"]["pool_peak_bytes"]),

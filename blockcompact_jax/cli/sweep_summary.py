@@ -131,6 +131,8 @@ def summarize_study(rows: Sequence[Row], varied: Sequence[str]) -> list[str]:
     for budget in dict.fromkeys(row["configuration"]["budget"] for row in rows):
         mine = [row for row in rows if row["configuration"]["budget"] == budget]
         kept = [row for row in mine if row["report"]["study"]["mass_kept"] is not None]
+        # A union attends to more than its budget: it is no better choice of as many blocks.
+        kept = [row for row in kept if row["configuration"]["retention"] != "union"] or kept
         if not kept:
             continue
         best = max(kept, key=lambda row: row["report"]["study"]["mass_kept"])

@@ -46,11 +46,10 @@ def print_rows(
     table = Table(show_edge=False, pad_edge=False)
     for name in varied:
         table.add_column(name.replace("_", " "), overflow="fold")
-    columns = {**kind.columns}
-    if not {"retention", "ownership"}.isdisjoint(varied):
-        columns |= kind.path_columns
+    is_of_paths = kind.path_columns and not {"retention", "ownership"}.isdisjoint(varied)
+    columns = kind.path_columns if is_of_paths else kind.columns
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for row in shown[:_MAX_SHOWN]:
         table.add_row(
             *(str(row["configuration"].get(name, "")) for name in varied),

@@ -31,11 +31,14 @@ from blockcompact_jax.strict_json import read_object
 _MAX_EXACT = 2**53
 """JSON.parse gives float64, which holds every integer up to this one."""
 _LEADING_COLUMNS = (
+    "engine",
     "model",
     "dtype",
     "context_tokens",
     "budget",
     "policy",
+    "retention",
+    "ownership",
     "block_tokens",
     "draft_tokens",
     "reselect_every",
@@ -50,13 +53,18 @@ _LEADING_COLUMNS = (
 
 
 def build_page(
-    *, document: Path, checks: Path | None, results: Sequence[Path], title: str = "blockcompact"
+    *,
+    document: Path | None,
+    checks: Path | None,
+    results: Sequence[Path],
+    title: str = "blockcompact",
 ) -> str:
     """Builds the page from files alone.
 
     Args:
-        document: the contracts. Each of them is on the board, with or without checks.
-        checks: `contract_checks.json`; None shows every contract as not run.
+        document: the contracts. Each of them is on the board, with or without checks. None for a
+            page without a board.
+        checks: `contract_checks.json` of this document; None shows every contract as not run.
         results: files of sweeps, runs and benchmarks.
         title: the page's title.
 
@@ -67,12 +75,13 @@ def build_page(
         CompactionError: if a file cannot be used, or `checks` was made from another document.
     """
     sets = [read_results(path) for path in results]
-    sources = [document, *([] if checks is None else [checks]), *results]
+    sources = [*(path for path in (document, checks) if path is not None), *results]
     courses = [course for each in sets for course in each.courses]
     data = {
         **_frame(title),
         "sources": [{"name": path.name, "sha256": sha256_of(path)} for path in sources],
-        "board": _board(document, checks),
+        "board": None if document is None else _board(document, checks),
+        "is_one_run": False,
         "runs": _table([row for each in sets for row in each.runs], _LEADING_COLUMNS),
         "courses": {str(number): each for number, each in enumerate(courses) if each},
         "benchmarks": [_benchmark(each) for each in sets if each.tables],
@@ -97,6 +106,7 @@ def build_run_page(report: dict[str, Any]) -> str:
         **_frame(title),
         "sources": [{"name": name, "sha256": sha256} for name, sha256 in source_hashes().items()],
         "board": None,
+        "is_one_run": True,
         "runs": _table([report_row(report, "this run")], _LEADING_COLUMNS),
         "courses": {} if course is None else {"0": course},
         "benchmarks": [],

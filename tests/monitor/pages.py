@@ -48,6 +48,38 @@ def write_study(path):
     return path
 
 
+class FixedPaths:
+    """Rows of several engines and retention paths, each with options of its own."""
+
+    def run(self, configuration):
+        is_engine = "engine" in configuration
+        moved = 1000 * configuration["budget"]
+        return {
+            "context_tokens": 100,
+            "block_tokens": 10,
+            "budget_blocks": configuration["budget"],
+            **({"speedup_vs_full": 1.5, "attended_share_of_keys": 0.25} if is_engine else {}),
+            "metrics": {
+                "h2d_bytes": moved,
+                "resident_move_bytes": 10,
+                "physical_blocks_released": 3,
+            },
+            **({} if is_engine else {"study": {"path": {"pool_peak_bytes": 7 * moved}}}),
+        }
+
+
+def write_paths(path):
+    """A sweep with engines, and studies of retention paths."""
+    grids = [
+        {"engine": ["vllm-lossless"], "draft_tokens": [8], "model": ["m"], "budget": [2]},
+        {"engine": ["vllm-attend"], "model": ["m"], "budget": [2]},
+        {"trace": ["t.npz"], "retention": ["byte_move", "union"], "budget": [2, 5]},
+    ]
+    configurations = [each for grid in grids for each in expand([grid])]
+    run_sweep(configurations, engine=FixedPaths(), results=ResultFile(path), observer=Quiet())
+    return path
+
+
 class Quiet:
     def on_stage(self, name, total):
         pass

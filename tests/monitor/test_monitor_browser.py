@@ -9,6 +9,7 @@ from .pages import (
     write_checks,
     write_decisions,
     write_document,
+    write_paths,
     write_study,
     write_sweep,
 )
@@ -128,3 +129,28 @@ def test_MON_1_a_study_is_drawn_by_the_mass_it_kept_and_decisions_unfold(open_ht
     details.locator("tbody tr").first.wait_for()
     assert "not measured" in details.locator("tbody tr").first.inner_text()
     assert page.said == []
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_MON_1_MON_3_engines_and_paths_are_told_apart_without_a_board(open_html, tmp_path, width):
+    """MON-1, MON-3: outside of a checkout results stand alone; no value says of which kind."""
+    text = build_page(document=None, checks=None, results=[write_paths(tmp_path / "p.jsonl")])
+    page = open_html(text, width=width)
+    assert page.said == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#contracts").count() == 0
+    heads = page.locator("#runs thead button").all_text_contents()
+    assert heads[0] == "engine"
+    engines = cells(page, "runs", 1)
+    assert engines == ["vllm-lossless", "vllm-attend", "-", "-", "-", "-"]
+    drafts = cells(page, "runs", heads.index("draft tokens") + 1)
+    assert drafts[:2] == ["8", "-"]  # an option that an engine lacks was not left unmeasured
+    peaks = cells(page, "runs", heads.index("pool peak bytes") + 1)
+    assert (peaks[0], peaks[2]) == ("not measured", "14,000")
+    assert page.locator("#charts select").nth(1).input_value() == "engine"  # the first that varies
+    page.locator("#charts select").nth(1).select_option("retention")
+    released = page.locator("#charts figure").nth(1)
+    assert released.locator("circle").count() == 6
+    assert {"byte_move", "union"} <= set(released.locator(".legend span").all_text_contents())
+    page.locator("#runs tbody tr").first.click()
+    assert "vllm-lossless" in page.locator("#run b").first.inner_text()

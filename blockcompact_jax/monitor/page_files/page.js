@@ -1,16 +1,22 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const MAX_POINTS = 1000;
-  const TABLE_COLUMNS = ["model", "dtype", "context_tokens", "budget", "policy", "block_tokens",
-    "draft_tokens", "reselect_every", "acceptance_rate", "tokens_per_round", "speedup_vs_full",
-    "tokens_per_second", "tokens_identical_to_full", "study.mass_kept", "state", "file"];
+  const TABLE_COLUMNS = ["engine", "model", "dtype", "context_tokens", "budget", "policy", "retention",
+    "ownership", "block_tokens", "draft_tokens", "reselect_every", "acceptance_rate", "tokens_per_round",
+    "speedup_vs_full", "tokens_per_second", "tokens_identical_to_full", "attended_share_of_keys",
+    "study.mass_kept", "study.path.pool_peak_bytes", "state", "file"];
+  // An option that a run does not have was not left unmeasured.
+  const OPTIONS = new Set(["engine", "policy", "retention", "ownership", "draft_tokens", "reselect_every",
+    "reselect_every_tokens", "lookup_tokens", "layout", "attention", "temperature"]);
   const BYTE_COLUMNS = ["cpu_gather_bytes", "h2d_bytes", "unpack_bytes", "scatter_bytes",
     "resident_move_bytes"].map((name) => `metrics.${name}`);
-  const SERIES = ["policy", "model", "dtype", "context_tokens", "block_tokens", "file"];
+  const SERIES = ["policy", "engine", "retention", "ownership", "model", "dtype", "context_tokens",
+    "block_tokens", "file"];
   const MEASURES = ["acceptance_rate", "speedup_vs_full", "tokens_per_round", "tokens_per_second",
-    "study.mass_kept", "study.mass_kept_worst_layer", "study.oracle_recall",
+    "attended_share_of_keys", "study.mass_kept", "study.mass_kept_worst_layer", "study.oracle_recall",
+    "study.path.resident_blocks", "study.path.pool_peak_bytes",
     ...data.runs.columns.filter((name) => /^tasks\..*\.(token_accuracy|agreement)$/.test(name))];
-  const isShare = (name) => /^(acceptance_rate|budget_share|study\.(mass_kept|oracle_recall)|tasks\.)/.test(name)
+  const isShare = (name) => /^(acceptance_rate|budget_share|attended_share_of_keys|study\.(mass_kept|oracle_recall)|tasks\.)/.test(name)
     && !/\.num_cases$/.test(name);
 
   // --- elements ---------------------------------------------------------------------------------
@@ -30,14 +36,14 @@
   const empty = (text) => h("p", { class: "dim" }, text);
 
   function show(value, name = "") {
-    if (value === null || value === undefined) return "not measured";
+    if (value === null || value === undefined) return OPTIONS.has(name) ? "-" : "not measured";
     if (typeof value === "boolean") return value ? "yes" : "no";
     if (typeof value !== "number") return String(value);
     if (isShare(name)) return `${(100 * value).toFixed(1)} %`;
     if (Number.isInteger(value)) return value.toLocaleString("en");
     return value.toLocaleString("en", { maximumSignificantDigits: 4 });
   }
-  const label = (name) => name.replace(/^(metrics|cost|seconds|memory_bytes|study|tasks)\./, "").replaceAll("_", " ");
+  const label = (name) => name.replace(/^(metrics|cost|seconds|memory_bytes|study\.path|study|tasks)\./, "").replaceAll("_", " ");
   const prose = (text) => text.split(/(`[^`]+`|\*[^*\s][^*]*\*)/).map((part) =>
     (part.startsWith("`") ? h("code", {}, part.slice(1, -1))
       : /^\*.+\*$/.test(part) ? h("em", {}, part.slice(1, -1)) : part));
@@ -131,7 +137,9 @@
   const runs = data.runs;
   const place = (name) => runs.columns.indexOf(name);
   const value = (number, name) => (place(name) < 0 ? null : runs.rows[number][place(name)]);
-  const nameOf = (number) => ["model", "dtype", "context_tokens", "budget", "policy"]
+  const varies = (name) => new Set(runs.rows.map((row) => row[place(name)])).size > 1;
+  const naming = ["engine", "retention", "ownership"].filter((name) => place(name) >= 0 && varies(name));
+  const nameOf = (number) => ["model", "dtype", "context_tokens", "budget", "policy", ...naming]
     .map((name) => value(number, name)).filter((part) => part !== null && part !== undefined).join(" · ")
     + ` (${number + 1})`;
   let filtered = runs.rows.map((_, number) => number);
@@ -139,7 +147,7 @@
   const sides = { A: 0, B: Math.min(1, runs.rows.length - 1) };
 
   function drawRuns() {
-    if (!data.board) return drawRun();
+    if (data.is_one_run) return drawRun();
     if (!runs.rows.length) {
       for (const name of ["runs", "charts", "run", "compare"]) {
         section(name).append(empty("No run in the results. Make some with `blockcompact sweep`."));
@@ -162,6 +170,7 @@
       .map((name) => h("option", { value: name }, label(name)));
     measure = h("select", { "aria-label": "Measure", onchange: drawCharts }, options(MEASURES));
     series = h("select", { "aria-label": "Series", onchange: drawCharts }, options(SERIES));
+    series.value = SERIES.find((name) => place(name) >= 0 && varies(name)) || series.value;
     figures = h("div", { class: "charts" });
     section("charts").append(h("div", { class: "bar" }, "Measure", measure, "Colour", series), figures);
   }
@@ -235,7 +244,7 @@
     const figures = [...MEASURES, "tokens_identical_to_full"].filter((name) => place(name) >= 0)
       .map((name) => `${label(name)} ${show(value(selected, name), name)}`);
     const course = data.courses[selected];
-    runPart.replaceChildren(h("div", { class: "bar" }, h("b", {}, nameOf(selected)), data.board ? [use("A"), use("B")] : null),
+    runPart.replaceChildren(h("div", { class: "bar" }, h("b", {}, nameOf(selected)), data.is_one_run ? null : [use("A"), use("B")]),
       empty(figures.join(" · ")),
       h("div", { class: "charts" },
         h("figure", {}, h("figcaption", {}, h("b", {}, "bytes by kind")),
@@ -322,10 +331,11 @@
 
   const courseViews = makeCourseViews({ h, s, show, empty, makeTable });
   // The page of one run has only what that run gave.
-  if (!data.board) for (const name of ["contracts", "runs", "charts", "compare", "benchmarks"]) section(name).remove();
+  if (!data.board) section("contracts").remove();
+  if (data.is_one_run) for (const name of ["runs", "charts", "compare", "benchmarks"]) section(name).remove();
   drawFrame();
   if (data.board) drawContracts();
   drawRuns();
-  if (data.board) drawBenchmarks();
+  if (!data.is_one_run) drawBenchmarks();
   drawSources();
 })();
