@@ -63,7 +63,7 @@ def test_estimates_select_every_4_tokens_unless_asked_otherwise():
         ({"budget": "10%", "policy": "retain", "host_bytes": 0}, r"`host_bytes` is 0, expected"),
         ({"budget": "10%", "policy": "retain", "host_bytes": "2G"}, r"`host_bytes` is '2G'"),
         ({"budget": "10%", "reselect_every_tokens": "often"}, r"is 'often', expected .* or 'auto'"),
-        ({"budget": "10%", "select_by": "keys"}, r"`select_by` is 'keys', expected one of attention"),
+        ({"budget": "10%", "select_by": "keys"}, r"`select_by` is 'keys', expected one of"),
         (
             {"budget": "10%", "select_by": "estimate", "policy": "retain"},
             r"`select_by` is 'estimate' with `policy` 'retain', expected 'attend'",

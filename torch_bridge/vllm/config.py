@@ -95,9 +95,9 @@ def _parse(given: Any) -> AttendConfig:
         raise OptionError(f"`policy` is {policy!r}, expected one of {', '.join(POLICIES)}")
     budget = parse_budget(str(given["budget"]))
     check_budget(budget)
-    rest = {name: given[name] for name in _REST_NAMES if name in given}
+    rest: dict[str, Any] = {name: given[name] for name in _REST_NAMES if name in given}
     if rest.get("select_by") == "estimate":
-        rest = {"reselect_every_tokens": ESTIMATE_EVERY_TOKENS} | rest
+        rest.setdefault("reselect_every_tokens", ESTIMATE_EVERY_TOKENS)
     config = AttendConfig(policy=policy, budget=budget, **rest)
     _check_host_bytes(config)
     _check_period(config)
