@@ -188,6 +188,9 @@ def test_retain_says_which_variable_keeps_vllm_in_one_process(models, tmp_path, 
         timeout=300,
     )
     assert ("it started" in done.stdout) == is_one_process
-    active = "blockcompact is active: policy retain, budget 25%, 3 full-attention layers"
+    active = (
+        "blockcompact is active: policy retain, budget 25%, selections by attention, "
+        "3 full-attention layers"
+    )
     assert (active in done.stdout + done.stderr) == is_one_process
     assert (f"set the environment variable {name}=0" in done.stderr) == (not is_one_process)

@@ -97,7 +97,7 @@ def _parse(given: Any) -> AttendConfig:
     check_budget(budget)
     rest: dict[str, Any] = {name: given[name] for name in _REST_NAMES if name in given}
     if rest.get("select_by") == "estimate":
-        rest = {"reselect_every_tokens": ESTIMATE_EVERY_TOKENS} | rest
+        rest.setdefault("reselect_every_tokens", ESTIMATE_EVERY_TOKENS)
     config = AttendConfig(policy=policy, budget=budget, **rest)
     _check_host_bytes(config)
     _check_period(config)
