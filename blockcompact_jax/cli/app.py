@@ -1,6 +1,8 @@
 """The commands of `blockcompact`, put together."""
 
+import sys
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -82,11 +84,19 @@ def run_command() -> None:
 def _one_line(error: Any) -> UserError | SystemExit:
     """A wrong option or argument as this program's other errors look; no command is a question."""
     message: str = error.format_message()
-    command = error.ctx.command_path if error.ctx else "blockcompact"
+    # The parser of options names no command: the words before the first option do.
+    command = error.ctx.command_path if error.ctx else _asked_command(sys.argv[1:])
     if "\n" in message or not message:  # no command was given: the message is the help
         error.show()
         return SystemExit(EXIT_REFUSED)
     return UserError(f"{message.rstrip('.')}{_given(error)} (see `{command} --help`)")
+
+
+def _asked_command(arguments: list[str]) -> str:
+    """The command that arguments name, as far as they do."""
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    groups = {group.name for group in app.registered_groups}
+    return " ".join(("blockcompact", *words[: 2 if words[:1] and words[0] in groups else 1]))
 
 
 def _given(error: Exception) -> str:

@@ -13,7 +13,9 @@ from .outputs import check_writable, write_output
 def monitor(
     results: Annotated[
         list[str] | None,
-        typer.Argument(help="Results of sweeps (.jsonl), `run --json` and benchmarks (.json)."),
+        typer.Argument(
+            help="Results of sweeps (.jsonl); of `run --json`, `compare --out`, benchmarks (.json)."
+        ),
     ] = None,
     checks: Annotated[
         Path | None,

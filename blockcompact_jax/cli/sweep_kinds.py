@@ -81,7 +81,7 @@ def run_kind() -> SweepKind:
     is_same = {True: "yes", False: "no", None: "not compared"}
     return SweepKind(
         command="blockcompact sweep",
-        options_help="blockcompact run --help",
+        options_help="blockcompact sweep --help",
         default_grid=DEFAULT_GRID,
         complete=complete,
         order=("engine", "model", "dtype"),

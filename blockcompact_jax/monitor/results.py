@@ -1,4 +1,4 @@
-"""Reads result files for the page: sweeps, single runs and benchmarks, each row with its file."""
+"""Reads result files for the page: sweeps, runs, comparisons, benchmarks, with their files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+from blockcompact_jax.budget import effective_budget_blocks, parse_budget
 from blockcompact_jax.costs import costs_from_metrics
 from blockcompact_jax.course import check_course
 from blockcompact_jax.decision_log import is_decision_log, read_decision_log
@@ -95,11 +96,19 @@ def _read_results(path: Path) -> ResultSet:
             runs=[report_row(document, path.name)],
             courses=[course_of(document, path.name)],
         )
+    if _is_comparison(document):
+        return ResultSet(
+            name=path.name,
+            sha256=sha256_of(path),
+            runs=[_comparison_row(document, path.name)],
+            courses=[None],
+            origin=flatten({"machine": document["machine"]}),
+        )
     tables = {name: _objects(value) for name, value in document.items() if _objects(value)}
     if not tables:
         raise CompactionError(
             f"`results` is {str(path)!r}, which holds no list of results; give the file of a "
-            "sweep, of `run --json` or of a benchmark."
+            "sweep, of `run --json`, of `compare --out` or of a benchmark."
         )
     samples = [
         sample
@@ -125,6 +134,36 @@ def _read_results(path: Path) -> ResultSet:
 def is_report(document: dict[str, Any]) -> bool:
     """Whether an object is the report of one decoding run."""
     return {"token_ids", "metrics", "seconds"} <= set(document)
+
+
+def _is_comparison(document: dict[str, Any]) -> bool:
+    """Whether an object is what `compare` found."""
+    return {"paths", "numeric", "draft", "num_context_tokens"} <= set(document)
+
+
+_COMPARED_OPTIONS = {
+    **{name: name for name in ("model", "dtype", "budget", "policy", "block_tokens", "layout")},
+    "attention": "attention",
+    "seed": "seed",
+    "draft_tokens": "num_draft_tokens",
+    "reselect_every": "reselect_every_rounds",
+}
+"""Columns of a run, and what they are in the options of `compare`."""
+
+
+def _comparison_row(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """One comparison as a row beside runs: its figures under `numeric` and `draft`."""
+    options: dict[str, Any] = document["configuration"]
+    context_tokens: int = document["num_context_tokens"]
+    whole_blocks = context_tokens // options["block_tokens"]
+    report = {
+        **{column: options[option] for column, option in _COMPARED_OPTIONS.items()},
+        "context_tokens": context_tokens,
+        "budget_blocks": effective_budget_blocks(parse_budget(options["budget"]), whole_blocks),
+        **{part: document[part] for part in ("numeric", "draft", "is_held")},
+        "metrics": document["paths"]["source_only"],
+    }
+    return report_row(report, name)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

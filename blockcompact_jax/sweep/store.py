@@ -59,11 +59,22 @@ class ResultFile:
         Raises:
             CompactionError: if it cannot be written.
         """
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        self._append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self.rows.append(row)
+
+    def check_appendable(self) -> None:
+        """Makes the file where it is not there, so that no configuration runs for nothing.
+
+        Raises:
+            CompactionError: if it cannot be written.
+        """
+        self._append("")
+
+    def _append(self, text: str) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -71,7 +82,6 @@ class ResultFile:
                 f"`out` is {str(self.path)!r}, which cannot be written "
                 f"({error.strerror or error}); give another path."
             ) from error
-        self.rows.append(row)
 
     def completed(self) -> set[str]:
         """Hashes of the configurations that are done."""

@@ -86,6 +86,8 @@ def run_sweep(
     _check_same_origin(results, here, known)
     completed = results.completed()
     open_ones = [each for each in configurations if configuration_hash(each) not in completed]
+    if open_ones:
+        results.check_appendable()
     failures: list[tuple[Configuration, str]] = []
     begin = time.perf_counter()
     observer.on_stage(f"sweeping {len(open_ones)} configurations", max(len(open_ones), 1))

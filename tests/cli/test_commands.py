@@ -66,6 +66,9 @@ def test_works_without_the_optional_packages(arguments: tuple[str, ...], tmp_pat
         (("serve", "--port", "70000"), ", got '70000' (see"),
         (("bogus",), "No such command 'bogus'"),
         (("models", "fetch"), "Missing argument"),
+        (("sweep", "--set"), "requires an argument (see `blockcompact sweep --help`)"),
+        (("run", "--context"), "requires an argument (see `blockcompact run --help`)"),
+        (("sweep", "diff", "a", "--jso"), "No such option: --jso"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_the_help(

@@ -5,9 +5,12 @@ import pytest
 
 from blockcompact_jax import paths
 from blockcompact_jax.errors import CompactionError
-from blockcompact_jax.geometry import ModelGeometry
+from blockcompact_jax.geometry import ModelGeometry, OwnershipGranularity
 from blockcompact_jax.kernels import Layout
 from blockcompact_jax.paths import compare_paths
+from blockcompact_jax.retention_path import RetentionPath
+from blockcompact_jax.selection import SelectionPolicy
+from blockcompact_jax.traces.planned_path import PlannedPath
 
 ROWS, HEADS, TOKENS, DIM, BLOCKS, BUDGET = 3, 2, 32, 32, 16, 5
 
@@ -42,6 +45,41 @@ def sides():
 def compared(sides, **changes):
     options = {"layout": Layout.AMX, "num_candidate_blocks": 14, "budget_blocks": BUDGET}
     return compare_paths(**{**sides, **options, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "retention", "ownership"),
+    [
+        ("source_only", RetentionPath.LAYER_TABLES, OwnershipGranularity.LAYER),
+        ("moved", RetentionPath.BYTE_MOVE, OwnershipGranularity.GROUP),
+    ],
+)
+def test_MET_1_plans_without_bytes_count_what_paths_move(sides, name, retention, ownership):
+    """MET-1: the counts of a study are those that a path with real pools books."""
+    geometry = ModelGeometry.uniform(
+        num_layers=ROWS,
+        num_query_heads=4,
+        num_kv_heads=HEADS,
+        head_dim=DIM,
+        block_tokens=TOKENS,
+        dtype="bfloat16",
+        layout="amx",
+    )
+    booked = getattr(compared({**sides, "geometry": geometry}), name)
+    path = PlannedPath(
+        geometry,
+        SelectionPolicy(max_want=BUDGET, recent_blocks=0),
+        max_blocks=BLOCKS,
+        max_unselected_tokens=1,
+        retention=retention,
+        ownership=ownership,
+    )
+    for scores in sides["scores"]:
+        path.select(scores, num_candidate_blocks=14, budget_blocks=BUDGET)
+    counted = path.counts().metrics
+    assert booked.h2d_bytes == counted.h2d_bytes > 0
+    assert booked.resident_move_bytes == counted.resident_move_bytes
+    assert booked.physical_blocks_released == counted.physical_blocks_released > 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -48,6 +48,37 @@ def write_study(path):
     return path
 
 
+def write_comparison(path, *, budget="4b", kl=0.25):
+    """As `compare --out` stores it, in part."""
+    numbers = {"mean_kl": kl, "top1_agreement": 0.75, "tolerance": {"absolute": 0.1}}
+    options = {
+        "model": "m",
+        "dtype": "float32",
+        "budget": budget,
+        "policy": "attention",
+        "seed": 0,
+        "block_tokens": 10,
+        "layout": "vec",
+        "attention": "blocks",
+        "num_draft_tokens": 8,
+        "reselect_every_rounds": 4,
+        "prompt_file": None,
+    }
+    document = {
+        "configuration": options,
+        "num_context_tokens": 100,
+        "num_forced_tokens": 9,
+        "paths": {"source_only": {"h2d_bytes": 11, "plan_us": None}, "num_selections": 2},
+        "numeric": {**numbers, "mean_kl": 0.0},
+        "draft": numbers,
+        "selections": [{"num_common": [3]}],
+        "is_held": True,
+        "machine": {"processor": "p"},
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
 class FixedPaths:
     """Rows of several engines and retention paths, each with options of its own."""
 

@@ -22,6 +22,7 @@ from .pages import (
     make_report,
     write_benchmark,
     write_checks,
+    write_comparison,
     write_decisions,
     write_document,
     write_sweep,
@@ -111,6 +112,27 @@ def test_benchmarks_are_tables_and_their_sampled_runs_are_runs(document, tmp_pat
         ["job", "median_us"],
         [["pack", 3.5], ["gather", None]],
     )
+
+
+def test_CMP_4_comparisons_are_rows_with_their_figures_apart(document, tmp_path):
+    """CMP-4, MON-1: KL of drafts against budgets; the verifier's own figures stand beside them."""
+    files = [
+        write_comparison(tmp_path / f"{budget}.json", budget=budget, kl=kl)
+        for budget, kl in (("4b", 0.25), ("50%", 0.125))
+    ]
+    data = data_of(build_page(document=document, checks=None, results=files))
+    rows = [dict(zip(data["runs"]["columns"], row, strict=True)) for row in data["runs"]["rows"]]
+    assert [row["draft.mean_kl"] for row in rows] == [0.25, 0.125]
+    assert [row["numeric.mean_kl"] for row in rows] == [0.0, 0.0]
+    assert [row["budget_share"] for row in rows] == [0.4, 0.5]
+    assert [row["file"] for row in rows] == ["4b.json", "50%.json"]
+    assert (rows[0]["metrics.h2d_bytes"], rows[0]["draft_tokens"]) == (11, 8)
+    assert data["benchmarks"] == []
+    broken = json.loads(files[0].read_text())
+    del broken["configuration"]["budget"]
+    files[0].write_text(json.dumps(broken))
+    with pytest.raises(CompactionError, match=r"4b\.json', which has no 'budget'"):
+        build_page(document=document, checks=None, results=files)
 
 
 def test_CST_2_decisions_of_an_engine_are_a_table(document, tmp_path):

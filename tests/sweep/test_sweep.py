@@ -171,8 +171,10 @@ def test_a_row_that_cannot_be_written_names_the_file_and_a_fault_inside_a_run_do
     summary = sweep(tmp_path / "s.jsonl", Disconnected(), CONFIGURATIONS[:1])
     assert [error for _, error in summary.failures] == ["ConnectionError: gone"]
     (tmp_path / "file").write_text("")
+    engine = CountingEngine()
     with pytest.raises(CompactionError, match=r"`out` is .*x\.jsonl', which cannot be written"):
-        sweep(tmp_path / "file" / "x.jsonl", CountingEngine())
+        sweep(tmp_path / "file" / "x.jsonl", engine)
+    assert engine.ran == []  # no configuration ran for nothing
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@
     "block_tokens", "file"];
   const MEASURES = ["acceptance_rate", "speedup_vs_full", "tokens_per_round", "tokens_per_second",
     "attended_share_of_keys", "study.mass_kept", "study.mass_kept_worst_layer", "study.oracle_recall",
-    "study.path.resident_blocks", "study.path.pool_peak_bytes",
+    "study.path.resident_blocks", "study.path.pool_peak_bytes", "draft.mean_kl", "draft.top1_agreement",
+    "numeric.mean_kl",
     ...data.runs.columns.filter((name) => /^tasks\..*\.(token_accuracy|agreement)$/.test(name))];
-  const isShare = (name) => /^(acceptance_rate|budget_share|attended_share_of_keys|study\.(mass_kept|oracle_recall)|tasks\.)/.test(name)
+  const isShare = (name) => /\.top1_agreement$/.test(name) || /^(acceptance_rate|budget_share|attended_share_of_keys|study\.(mass_kept|oracle_recall)|tasks\.)/.test(name)
     && !/\.num_cases$/.test(name);
 
   // --- elements ---------------------------------------------------------------------------------
