@@ -256,6 +256,10 @@ class HostOperations(Protocol):
         num_wanted: Int32[np.ndarray, " row"],
         num_candidates: int,
         num_sinks: int,
-    ) -> bool:
-        """`PlanOperations.are_best`; False too where `num_listed` is not `num_wanted`."""
+    ) -> bool | None:
+        """`PlanOperations.are_best`; False too where `num_listed` is not `num_wanted`.
+
+        None where an array has no dense memory on the host that could be viewed as it is: one of
+        another device, traced, strided, or of another dtype or shape than stated.
+        """
         ...

@@ -37,13 +37,14 @@ class Revisions:
         request_epoch: Counts admissions of the request.
         pool_generation: Counts committed uploads.
         map_revision: Counts changes of the slot lists.
-        selection_revision: Counts published selections, uploads or not.
+        selection_revision: Counts published selections, uploads or not; an array of NumPy where
+            `find_zero_delta` found it on the host.
     """
 
     request_epoch: Int32[Array, ""]
     pool_generation: Int32[Array, ""]
     map_revision: Int32[Array, ""]
-    selection_revision: Int32[Array, ""]
+    selection_revision: Int32[AnyArray, ""]
 
 
 @jax.tree_util.register_dataclass
@@ -275,7 +276,7 @@ def check_fits_geometry(residency: Residency, geometry: ModelGeometry) -> None:
         )
 
 
-def publish_selection(residency: Residency, selection_revision: Int32[Array, ""]) -> Residency:
+def publish_selection(residency: Residency, selection_revision: Int32[AnyArray, ""]) -> Residency:
     """Records a selection that changes no list; every other array stays the one it is.
 
     Args:

@@ -189,8 +189,11 @@ def is_selected_on_host(
     geometry: ModelGeometry,
     policy: SelectionPolicy,
     operations: HostOperations,
-) -> bool:
-    """`is_selected` on arrays of the host, at once and outside any trace.
+) -> bool | None:
+    """`is_selected` on arrays in a CPU's memory, at once and outside any trace.
+
+    Returns:
+        None where an array cannot be read in place, or has another dtype or shape than stated.
 
     Args:
         scores: As in `select`.
@@ -203,16 +206,17 @@ def is_selected_on_host(
         operations: What compares.
 
     Raises:
-        CompactionError: If the shape or dtype of `scores` is wrong.
+        CompactionError: If the shape or dtype of `scores` is wrong and a count is refused as well.
     """
-    _check_scores(scores, geometry)
     num_candidates = int(num_candidate_blocks)
     if isinstance(budget_blocks, int) or budget_blocks.ndim == 0:
         num_want = _wanted_by_budget(num_candidates, int(budget_blocks), geometry, policy)
     else:
         num_want = _count_wanted(num_candidates, budget_blocks, geometry, policy)
-    if num_want is None or num_candidates > scores.shape[1]:
+    if num_want is None:
+        _check_scores(scores, geometry)
         return False
+    # Shapes are compared there: each look at one of JAX takes as long as a tenth of the check.
     return operations.are_best_on_host(
         scores,
         blocks,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -11,7 +11,8 @@ from jaxtyping import Bool, Int32
 
 from .diff import BlockDiffPlan
 from .errors import Result
-from .ids import PhysicalBlocks
+from .ids import AnyArray, PhysicalBlocks
+from .operation_types import HostOperations
 from .operations import PURE_OPERATIONS, PlanOperations
 from .ownership import Ownership, Retirement
 from .residency import Residency
@@ -41,6 +42,12 @@ class StepPolicy:
     operations: PlanOperations = PURE_OPERATIONS
 
     @cached_property
+    def host_operations(self) -> HostOperations | None:
+        """`operations` where they can check on the host what this policy wants; None elsewhere."""
+        is_able = self.selection.is_by_score_alone and hasattr(self.operations, "are_best_on_host")
+        return cast(HostOperations, self.operations) if is_able else None
+
+    @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
@@ -61,12 +68,13 @@ class ZeroDelta:
     Attributes:
         is_zero: In every layer the wanted blocks are the held ones. Shape (); a NumPy bool where
             it was found on the host.
-        selection_revision: Number of the selection, to publish where `is_zero`. Shape (); on the
-            device of the residency's revision.
+        selection_revision: Number of the selection, to publish where `is_zero`. Shape (); a NumPy
+            array where it was found on the host and the residency's revision is committed to no
+            device, else on the device of that revision.
     """
 
     is_zero: Bool[Array, ""] | np.bool_
-    selection_revision: Int32[Array, ""]
+    selection_revision: Int32[AnyArray, ""]
 
 
 @jax.tree_util.register_dataclass

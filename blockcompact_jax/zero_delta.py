@@ -2,8 +2,6 @@
 
 # pyright: reportUnknownMemberType=false
 
-from typing import Any, cast
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -11,8 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Bool, Int32
 
 from .geometry import ModelGeometry
-from .ids import AnyArray, as_logical_blocks
-from .operation_types import HostOperations
+from .ids import AnyArray
 from .residency import Residency, check_fits_geometry
 from .scores import reduce_heads
 from .selection import is_selected, is_selected_on_host
@@ -61,7 +58,8 @@ def find_zero_delta(
 
     Under jit, `lax.cond` chooses in place of `if`. Called with arrays in a CPU's memory and
     operations that check on the host (`HostOperations`, such as `kernels.NativeOperations`), it
-    dispatches nothing but the new revision, and `is_zero` is a NumPy bool.
+    dispatches nothing: `is_zero` is a NumPy bool, and the revision is one of NumPy too unless the
+    residency is committed to a device.
 
     Where a stage would refuse its input, nothing is zero: `plan_step` says why. A step that uploads
     nothing but drops blocks is not zero either, nor one that keeps unwanted blocks because
@@ -80,35 +78,55 @@ def find_zero_delta(
         CompactionError: If the shape or dtype of `scores`, a block size or a row count is wrong
             (at trace time).
     """
-    check_fits_geometry(residency, geometry)
-    static: dict[str, Any] = {"budget_blocks": budget_blocks, "geometry": geometry}
-    operations, selection = policy.operations, policy.selection
-    is_compiled = (
-        _is_traced(num_candidate_blocks)
-        or _is_traced(budget_blocks)
-        or scores.ndim != 2
-        or not selection.is_by_score_alone
-        or not hasattr(operations, "are_best_on_host")
-    )
-    if is_compiled:
-        return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
-    seen = _view_on_host(scores, np.float32)
-    held = _view_on_host(residency.logical_by_slot, np.int32)
-    num_held = _view_on_host(residency.num_valid, np.int32)
-    if seen is None or held is None or num_held is None:
-        return _find_zero_delta(scores, num_candidate_blocks, residency, policy=policy, **static)
-    is_zero = is_selected_on_host(
-        seen,
+    is_zero = _is_zero_on_host(
+        scores,
         num_candidate_blocks,
-        as_logical_blocks(held),
-        num_held,
-        policy=selection,
-        operations=cast(HostOperations, operations),
-        **static,
+        residency,
+        budget_blocks=budget_blocks,
+        geometry=geometry,
+        policy=policy,
     )
-    return ZeroDelta(
-        is_zero=np.bool_(is_zero),
-        selection_revision=_next_revision(residency.revisions.selection_revision),
+    if is_zero is not None:
+        revision = _next_revision_on_host(residency.revisions.selection_revision)
+        return ZeroDelta(is_zero=np.bool_(is_zero), selection_revision=revision)
+    check_fits_geometry(residency, geometry)
+    return _find_zero_delta(
+        scores,
+        num_candidate_blocks,
+        residency,
+        budget_blocks=budget_blocks,
+        geometry=geometry,
+        policy=policy,
+    )
+
+
+def _is_zero_on_host(
+    scores: AnyArray,
+    num_candidate_blocks: AnyArray | int,
+    residency: Residency,
+    *,
+    budget_blocks: AnyArray | int,
+    geometry: ModelGeometry,
+    policy: StepPolicy,
+) -> bool | None:
+    """Returns None where the host cannot tell, or where a shape or dtype is to be refused."""
+    operations = policy.host_operations
+    if (
+        operations is None
+        or _is_traced(num_candidate_blocks)
+        or _is_traced(budget_blocks)
+        or residency.block_tokens != geometry.block_tokens
+    ):
+        return None
+    return is_selected_on_host(
+        scores,
+        num_candidate_blocks,
+        residency.logical_by_slot,
+        residency.num_valid,
+        budget_blocks=budget_blocks,
+        geometry=geometry,
+        policy=policy.selection,
+        operations=operations,
     )
 
 
@@ -116,23 +134,14 @@ def _is_traced(value: AnyArray | int) -> bool:
     return isinstance(value, Tracer)
 
 
-def _view_on_host(array: AnyArray, dtype: type) -> np.ndarray | None:
-    """Returns an array's own memory once it is computed; None where it is traced or elsewhere.
-
-    What is no array of one CPU device has no buffer to view. Nothing holds a JAX array's memory
-    after the view is gone, unlike `np.asarray` of the array itself.
-    """
-    if getattr(array, "dtype", None) != dtype:
-        return None
-    try:
-        view = np.asarray(memoryview(cast(Any, array)))
-    except (TypeError, BufferError):
-        return None
-    return view if view.flags.c_contiguous else None
+def _next_revision_on_host(revision: AnyArray) -> Int32[AnyArray, ""]:
+    """Returns the next revision; a NumPy array of it spares the dispatch of a call that adds 1."""
+    if isinstance(revision, Array) and (_is_traced(revision) or revision.committed):
+        # Beside arrays that are committed to a device a NumPy one would compile later calls anew.
+        return _next_revision(revision)
+    return np.asarray(np.asarray(revision, np.int32) + np.int32(1))
 
 
-# Compiled also where nothing else is: a scalar of NumPy would not be committed to the device that
-# the residency is committed to, and the next call that takes the residency would compile anew.
 @typed_jit(inline=True)
 def _next_revision(selection_revision: AnyArray) -> Int32[Array, ""]:
     return jnp.asarray(selection_revision, jnp.int32) + 1

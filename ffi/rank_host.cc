@@ -1,10 +1,11 @@
 #include "rank_host.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "blockcompact/rank.h"
@@ -15,42 +16,63 @@ namespace {
 
 namespace py = pybind11;
 
-// A dense array; nothing is copied or cast.
+// A view of an array's own memory, if it is dense, in a CPU's memory and of that element type; else
+// an empty one. Nothing is copied or cast. Waits for an array that is still being computed.
 template <typename T>
-class HostArray {
+class HostView {
  public:
-  HostArray(const char* name, const py::buffer& array, py::ssize_t num_axes)
-      : info_(array.request()) {
-    py::ssize_t stride = sizeof(T);
-    bool is_dense = info_.item_type_is_equivalent_to<T>() && info_.ndim == num_axes;
-    for (py::ssize_t axis = info_.ndim; is_dense && axis-- > 0; stride *= dim(axis)) {
-      is_dense = info_.size == 0 || dim(axis) == 1 || info_.strides[Place(axis)] == stride;
+  HostView(py::handle array, int num_axes) {
+    constexpr int kFlags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    if (PyObject_GetBuffer(array.ptr(), &buffer_, kFlags) != 0) {
+      // What has no buffer to view, such as an array of another device, or no dense one.
+      if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 &&
+          PyErr_ExceptionMatches(PyExc_BufferError) == 0 &&
+          PyErr_ExceptionMatches(PyExc_ValueError) == 0) {
+        throw py::error_already_set();
+      }
+      PyErr_Clear();
+      return;
     }
-    if (!is_dense) {
-      throw std::invalid_argument("`" + std::string(name) +
-                                  "` has the wrong dtype or shape, or is not dense");
-    }
+    is_right_ = buffer_.ndim == num_axes && buffer_.itemsize == sizeof(T) && HasFormat();
   }
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+  ~HostView() { PyBuffer_Release(&buffer_); }
 
-  const T* data() const { return static_cast<const T*>(info_.ptr); }
-  py::ssize_t dim(py::ssize_t axis) const { return info_.shape[Place(axis)]; }
+  explicit operator bool() const { return is_right_; }
+  const T* data() const { return static_cast<const T*>(buffer_.buf); }
+  int64_t dim(int axis) const { return buffer_.shape[axis]; }
 
  private:
-  static size_t Place(py::ssize_t axis) { return static_cast<size_t>(axis); }
+  bool HasFormat() const {
+    const char* format = buffer_.format;
+    if (format == nullptr) return false;
+    if (format[0] == '=' || format[0] == '@')
+      ++format;  // native order: JAX says so, NumPy does not
+    if (format[0] == '\0' || format[1] != '\0') return false;
+    if constexpr (std::is_floating_point_v<T>) return format[0] == 'f';
+    return format[0] == 'i' || format[0] == 'l';  // by size, checked above
+  }
 
-  py::buffer_info info_;
+  Py_buffer buffer_{};
+  bool is_right_ = false;
 };
 
-bool AreBest(const py::buffer& scores, int32_t num_candidates, const py::buffer& listed,
-             const py::buffer& num_listed, const py::buffer& num_wanted, int64_t num_sinks) {
-  const HostArray<float> of_scores("scores", scores, 2);
-  const HostArray<int32_t> of_listed("listed", listed, 2);
-  const HostArray<int32_t> counts("num_listed", num_listed, 1), wanted("num_wanted", num_wanted, 1);
-  const py::ssize_t num_rows = of_scores.dim(0);
-  if (of_listed.dim(0) != num_rows || counts.dim(0) != num_rows || wanted.dim(0) != num_rows) {
-    throw std::invalid_argument("the arrays differ in rows");
+// None where an array is no dense one of the host, or has another dtype or shape.
+std::optional<bool> AreBest(const py::handle& scores, int32_t num_candidates,
+                            const py::handle& listed, const py::handle& num_listed,
+                            const py::handle& num_wanted, int64_t num_sinks) {
+  const HostView<int32_t> wanted(num_wanted, 1), counts(num_listed, 1), of_listed(listed, 2);
+  const HostView<float> of_scores(scores, 2);
+  if (!wanted || !counts || !of_listed || !of_scores) return std::nullopt;
+  const int64_t num_rows = wanted.dim(0), num_blocks = of_scores.dim(1);
+  if (counts.dim(0) != num_rows || of_listed.dim(0) != num_rows || of_scores.dim(0) != num_rows) {
+    return std::nullopt;
   }
-  if (!std::equal(counts.data(), counts.data() + num_rows, wanted.data())) return false;
+  if (num_candidates > num_blocks ||
+      !std::equal(counts.data(), counts.data() + num_rows, wanted.data())) {
+    return false;
+  }
   const std::vector<int32_t> candidates(static_cast<size_t>(num_rows), num_candidates);
   uint8_t are_best = 0;
   blockcompact::BestCall call;
@@ -60,7 +82,7 @@ bool AreBest(const py::buffer& scores, int32_t num_candidates, const py::buffer&
   call.num_listed = counts.data();
   call.num_batches = 1;
   call.num_rows = num_rows;
-  call.num_blocks = of_scores.dim(1);
+  call.num_blocks = num_blocks;
   call.num_places = of_listed.dim(1);
   call.num_sinks = num_sinks;
   call.are_best = &are_best;

@@ -9,14 +9,13 @@ are rows, so `vmap` makes one call of a batch; rows run in parallel on XLA's own
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float32, Int32
-from numpy.typing import NDArray
 
 from blockcompact_jax.ids import AnyArray
 from blockcompact_jax.kernels._checks import describe
@@ -156,10 +155,10 @@ class NativeOperations:
         num_wanted: Int32[np.ndarray, " row"],
         num_candidates: int,
         num_sinks: int,
-    ) -> bool:
+    ) -> bool | None:
         """See `HostOperations.are_best_on_host`; runs on the module's threads for host calls."""
         return load_native().are_best(
-            _view(scores), num_candidates, _view(listed), _view(num_listed), num_wanted, num_sinks
+            scores, num_candidates, listed, num_listed, num_wanted, num_sinks
         )
 
     def find_members(
@@ -292,11 +291,6 @@ def _call(
     types = [result_type(shape, dtype, axes) for shape, dtype in results]
     call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
     return call(*vary_over(arrays, axes), **attributes)
-
-
-def _view(array: AnyArray) -> NDArray[Any]:
-    """Returns an array's own memory, once it is computed; a JAX array is not held by it later."""
-    return array if isinstance(array, np.ndarray) else np.asarray(memoryview(cast(Any, array)))
 
 
 def _check(name: str, array: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> None:

@@ -212,18 +212,39 @@ def test_SEL_5_on_the_host_other_counts_than_wanted_are_not_the_best():
 
 
 @pytest.mark.parametrize("name", ["scores", "listed", "num_listed", "num_wanted"])
-def test_on_the_host_a_wrong_array_is_refused_by_name(name):
-    """Nothing is cast or copied: the dtype, the axes and dense rows are asked for."""
+def test_on_the_host_what_cannot_be_read_in_place_is_not_answered(name):
+    """Nothing is cast or copied: another dtype, axis, row count or stride gives None."""
     right = {
         "scores": np.zeros((2, 8), np.float32),
         "listed": np.zeros((2, 4), np.int32),
         "num_listed": np.ones(2, np.int32),
         "num_wanted": np.ones(2, np.int32),
     }
+    facts = {"num_candidates": 8, "num_sinks": 0}
+    assert NATIVE.are_best_on_host(**right, **facts) is True
     array = right[name]
-    for wrong in (array.astype(np.float64), array[None], np.repeat(array, 2, axis=-1)[..., ::2]):
-        with pytest.raises(ValueError, match=f"`{name}` has the wrong dtype or shape"):
-            NATIVE.are_best_on_host(**(right | {name: wrong}), num_candidates=8, num_sinks=0)
+    others = [array.astype(dtype) for dtype in (np.float64, np.int64, np.uint32, np.float16)]
+    strided = np.repeat(array, 2, axis=-1)[..., ::2]
     more = np.concatenate([array, array])
-    with pytest.raises(ValueError, match="differ in rows"):
-        NATIVE.are_best_on_host(**(right | {name: more}), num_candidates=8, num_sinks=0)
+    for wrong in (*others, array[None], strided, more, array.tolist(), None):
+        assert NATIVE.are_best_on_host(**(right | {name: wrong}), **facts) is None
+    traced = []
+    jax.make_jaxpr(
+        lambda array: traced.append(NATIVE.are_best_on_host(**(right | {name: array}), **facts))
+    )(array)
+    assert traced == [None]
+
+
+def test_SEL_2_on_the_host_more_candidates_than_blocks_are_not_the_best():
+    """SEL-2: a count that `select` refuses."""
+    scores, listed = np.zeros((1, 8), np.float32), np.int32([[0, 1]])
+    for num_candidates, expected in ((8, True), (9, False), (-1, False)):
+        got = NATIVE.are_best_on_host(
+            scores,
+            listed,
+            np.int32([2]),
+            num_wanted=np.int32([2]),
+            num_candidates=num_candidates,
+            num_sinks=0,
+        )
+        assert got is expected

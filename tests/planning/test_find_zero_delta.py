@@ -12,9 +12,10 @@ from jax import lax
 
 from blockcompact_jax import zero_delta
 from blockcompact_jax.errors import CompactionError, ResultCode
-from blockcompact_jax.geometry import TableSupport
+from blockcompact_jax.geometry import OwnershipGranularity, TableSupport
 from blockcompact_jax.kernels import NativeOperations
 from blockcompact_jax.operations import PURE_OPERATIONS
+from blockcompact_jax.ownership import empty_ownership
 from blockcompact_jax.residency import publish_selection
 from blockcompact_jax.retention import RetentionPolicy
 from blockcompact_jax.scores import HeadReduction, reduce_heads
@@ -347,6 +348,38 @@ def test_DIF_6_on_the_host_nothing_is_traced(name):
         checker(policy)(scores, np.int32(20), residency, np.int32(4))
         checker(policy)(*jax.tree.map(jax.numpy.asarray, (scores, 20, residency, 4)))
     assert len(calls) == (0 if selection.is_by_score_alone else 2)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_COM_2_a_published_revision_compiles_no_call_anew(is_committed):
+    """COM-2: the revision joins its residency's device, or is NumPy's beside uncommitted arrays."""
+    scores, residency, policy = small_case(NativeOperations())
+    residency = jax.tree.map(jax.numpy.asarray, residency)
+    if is_committed:
+        residency = jax.device_put(residency, jax.devices()[0])
+    facts = {"budget_blocks": 4, "geometry": GEOMETRY, "policy": policy}
+    ownership = empty_ownership(
+        GEOMETRY, granularity=OwnershipGranularity.LAYER, num_physical_blocks=32
+    )
+    if is_committed:
+        ownership = jax.device_put(ownership, jax.devices()[0])
+    plan_step(scores, 20, residency, ownership, **facts)
+    for revision in (1, 2):
+        zero = find_zero_delta(scores, 20, residency, **facts)
+        assert isinstance(zero.selection_revision, jax.Array if is_committed else np.ndarray)
+        assert (zero.selection_revision.dtype, zero.selection_revision.shape) == (np.int32, ())
+        residency = publish_selection(residency, zero.selection_revision)
+        assert int(residency.revisions.selection_revision) == revision
+    compiled: list[str] = []
+
+    def listen(event: str, *_: float, **__: str) -> None:
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    plan, _ = plan_step(scores, 20, residency, ownership, **facts)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert int(plan.selection.selection_revision) == 3
+    assert [event for event in compiled if "compile" in event] == []
 
 
 def test_SEL_3_new_values_do_not_retrace_the_check():
