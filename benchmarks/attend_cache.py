@@ -92,7 +92,7 @@ def measure(model: Any, context: int, num_rounds: int, num_steps: int) -> dict[s
             caches[name] = stack.enter_context(cache)
             fill(cache, model, context)
         order, ours = list(caches), model.config._attn_implementation
-        for number in range(-1, num_rounds): # the first is thrown away
+        for number in range(-1, num_rounds):  # the first is thrown away
             first = number % len(order)
             for name in order[first:] + order[:first]:
                 model.set_attn_implementation("sdpa" if name == STOCK else ours)
