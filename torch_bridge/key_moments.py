@@ -76,8 +76,8 @@ class KeyMoments:
                 end = begin + num_whole * self.part_tokens
                 self._fill(row, part, key[:, begin:end])
             else:
-                end = min(begin + self.part_tokens - num_before, num_new)
-                self._join(row, part, num_before, key[:, begin:end])
+                end = begin + 1
+                self._join(row, part, num_before, key[:, begin])
             begin = end
 
     def _fill(self, row: int, first_part: int, key: torch.Tensor) -> None:
@@ -86,14 +86,11 @@ class KeyMoments:
         self._moments[row, :, first_part : first_part + parts.shape[1]] = moments_of(parts)
 
     def _join(self, row: int, part: int, num_before: int, key: torch.Tensor) -> None:
-        """More keys of one part, which has `num_before`."""
-        moments = self._moments[row, :, part]
-        mean, variance = moments.split(self._head_dim, -1)
-        new_variance, new_mean = torch.var_mean(key.float(), 1, correction=0)
-        share = key.shape[1] / (num_before + key.shape[1])
-        step = new_mean - mean
-        variance.add_(new_variance - variance, alpha=share)
-        variance.addcmul_(step, step, value=share * (1 - share))
+        """One more key [num_kv_heads, head_dim] of a part, which has `num_before`."""
+        mean, variance = self._moments[row, :, part].split(self._head_dim, -1)
+        share = 1 / (num_before + 1)
+        step = key.float() - mean
+        variance.addcmul_(step, step, value=share).mul_(1 - share)
         mean.add_(step, alpha=share)
 
     def mass(

@@ -15,6 +15,7 @@ from torch_bridge.vllm import compaction as compaction_module
 from torch_bridge.vllm import hosting
 from torch_bridge.vllm.compaction import GroupCompaction
 from torch_bridge.vllm.config import AttendConfig
+from torch_bridge.vllm.host_blocks import HostBlocks, HostedBlocks
 from torch_bridge.vllm.hosting import GroupHosting
 from torch_bridge.vllm.requests import RetainedRequests
 
@@ -244,9 +245,9 @@ def test_OWN_1_what_is_not_retained_goes_back_and_is_reused():
     assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
 
 
-def hosting_request(num_host_blocks):
+def hosting_request(num_host_blocks, budget="3b"):
     """An engine whose one request decoded for a while with another selection every few tokens."""
-    engine = make_engine("3b", 2, "host", num_host_blocks)
+    engine = make_engine(budget, 2, "host", num_host_blocks)
     engine.admit(1, 6 * mini.B)
     for _ in range(5 * mini.B):
         engine.step()
@@ -265,15 +266,42 @@ def test_OWN_1_blocks_on_the_host_come_back_into_blocks_of_the_engine():
     assert sorted(engine.free) == list(range(1, mini.NUM_BLOCKS))
 
 
+def test_copies_of_what_the_engine_has_make_room_on_the_host():
+    """A host that holds what the engine does not have loses nothing: copies are made again."""
+    roomy = hosting_request(12, "5b")
+    num_used = 12 - roomy.compaction.host.num_free
+    tight = hosting_request(num_used - 1, "5b")
+    host = tight.compaction.host
+    assert host.num_lost == 0
+    assert host.num_dropped > 0
+    assert host.num_kept == num_used + host.num_dropped - host.num_free - 1
+    ours, theirs = (e.retained.find(int(e.block_table[0, 0])) for e in (tight, roomy))
+    assert ours.selected.tolist() == theirs.selected.tolist()
+
+
 def test_what_the_host_has_no_room_for_is_gone_and_counted():
     engine = hosting_request(num_host_blocks=4)
     host = engine.compaction.host
-    assert (host.num_free, host.num_kept) == (0, 4)
+    assert host.num_free == 0
     assert host.num_lost > 0
-    hosted = set(engine.retained.find(int(engine.block_table[0, 0])).hosted.host_block_of)
-    assert len(hosted) == 4
+    hosted = engine.retained.find(int(engine.block_table[0, 0])).hosted
+    assert len(hosted.host_block_of) == 4
     engine.leave(1)
     assert host.num_free == 4
+
+
+def test_a_full_host_gives_up_what_is_attended_to_least():
+    host = HostBlocks(layout=Layout.VEC, num_layer_rows=1, max_blocks=3)
+    hosted = HostedBlocks(host)
+    assert hosted.keep_best([4, 6], []) == [4, 6]
+    assert hosted.keep_best([5, 4, 6], [9]) == [5]
+    assert hosted.keep_best([7, 4, 6, 2], [5]) == [7], "5 can be copied again; 2 is the least"
+    assert set(hosted.host_block_of) == {7, 4, 6}
+    assert hosted.keep_best([3, 7, 4, 6], []) == [3], "6 lay on the host alone"
+    assert set(hosted.host_block_of) == {3, 7, 4}
+    assert (host.num_dropped, host.num_lost, host.num_free) == (1, 2, 0)
+    hosted.release()
+    assert host.num_free == 3
 
 
 def test_host_memory_for_less_than_a_block_is_refused():
@@ -282,8 +310,6 @@ def test_host_memory_for_less_than_a_block_is_refused():
 
 
 def test_a_host_block_is_freed_once():
-    from torch_bridge.vllm.host_blocks import HostBlocks
-
     host = HostBlocks(layout=Layout.VEC, num_layer_rows=1, max_blocks=3)
     taken = host.take(5)
     assert sorted(taken) == [0, 1, 2]

@@ -41,7 +41,8 @@ class HostBlocks:
         max_blocks: as many blocks it holds, of all layers.
         num_kept: blocks that were copied to the host so far.
         num_uploaded: blocks that were copied back so far.
-        num_lost: blocks that were given back while the host was full, and are gone.
+        num_dropped: copies that made room for others, of blocks that the engine had too.
+        num_lost: blocks that neither the engine nor a full host had room for, and are gone.
     """
 
     def __init__(self, *, layout: Layout, num_layer_rows: int, max_blocks: int) -> None:
@@ -53,7 +54,7 @@ class HostBlocks:
             max_blocks: of each layer.
         """
         self.max_blocks = max_blocks
-        self.num_kept = self.num_uploaded = self.num_lost = 0
+        self.num_kept = self.num_uploaded = self.num_dropped = self.num_lost = 0
         self._kv_blocks = KVBlocks(layout=layout, num_layer_rows=num_layer_rows)
         self._tensors: list[torch.Tensor | None] = [None] * num_layer_rows
         self._free = list(range(max_blocks - 1, -1, -1))
@@ -130,17 +131,37 @@ class HostedBlocks:
         self._host = host
         self.host_block_of: dict[int, int] = {}
 
-    def reserve(self, logical_blocks: Sequence[int]) -> list[int]:
-        """Reserves host blocks, for the first of `logical_blocks` where there are too few.
+    def keep_best(self, alone: Sequence[int], also_in_engine: Sequence[int]) -> list[int]:
+        """Gives host blocks to what leaves the engine, and makes room for it where there is none.
+
+        Copies of what the engine has are dropped first: they can be made again. Then what is
+        attended to least is given up, whether it leaves now or lay on the host.
+
+        Args:
+            alone: logical blocks that the engine is not to have, best first; those without a host
+                block leave it now.
+            also_in_engine: logical blocks that the engine keeps, in the order in which their
+                copies, where there are any, are dropped.
 
         Returns:
-            The logical blocks that have one now.
+            The blocks of `alone` that have a host block only now.
         """
-        host_blocks = self._host.take(len(logical_blocks))
-        given = list(logical_blocks[: len(host_blocks)])
-        self.host_block_of.update(zip(given, host_blocks, strict=True))
-        self._host.num_lost += len(logical_blocks) - len(given)
+        leaving = [block for block in alone if block not in self.host_block_of]
+        num_missing = max(len(leaving) - self._host.num_free, 0)
+        copies = [block for block in also_in_engine if block in self.host_block_of]
+        dropped = copies[:num_missing]
+        num_lost = num_missing - len(dropped)
+        lost = set(alone[len(alone) - num_lost :])
+        self._drop(dropped)
+        self._drop([block for block in lost if block in self.host_block_of])
+        self._host.num_dropped += len(dropped)
+        self._host.num_lost += num_lost
+        given = [block for block in leaving if block not in lost]
+        self.host_block_of.update(zip(given, self._host.take(len(given)), strict=True))
         return given
+
+    def _drop(self, logical_blocks: Sequence[int]) -> None:
+        self._host.give_back([self.host_block_of.pop(block) for block in logical_blocks])
 
     def release(self) -> None:
         """Frees all of them; the request is gone."""

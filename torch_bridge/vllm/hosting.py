@@ -9,6 +9,7 @@ which copies the KV back before it attends to it. Until then the selection befor
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -191,13 +192,12 @@ class GroupHosting(GroupCompaction):
         request.hosted = request.hosted or HostedBlocks(self.host)
         own = set(request.own_blocks().tolist())
         wanted = set(choice.selection.blocks(request.physical_blocks.size).tolist())
-        unwanted = own - wanted
-        leaving = [
-            block
-            for block in choice.best_first
-            if block in unwanted and block not in request.hosted.host_block_of
-        ]
-        kept = request.hosted.reserve(leaving)
+        unwanted = set(chain(own, request.hosted.host_block_of)) - wanted
+        staying = own & wanted  # what arrives is read from the host
+        kept = request.hosted.keep_best(
+            [block for block in choice.best_first if block in unwanted],
+            [block for block in choice.best_first if block in staying],
+        )
         host_blocks = [request.hosted.host_block_of[block] for block in kept]
         self._kept.add(request.physical_blocks[kept].tolist(), host_blocks)
         self.host.num_kept += len(kept)
