@@ -1,5 +1,6 @@
 """Selections by estimates: in a whole engine against every request by name, and their summaries."""
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout, build_info
 from blockcompact_jax.kernels.native import load_native
+from torch_bridge.vllm import key_summaries
 from torch_bridge.vllm.estimating import SelectingRequests
 from torch_bridge.vllm.key_summaries import KeySummaries
 from torch_bridge.vllm.kv_blocks import KVBlocks, read_keys
@@ -212,29 +214,33 @@ def test_requests_that_are_gone_leave_their_room_to_others():
     assert entries == {0, 1}
 
 
-def resident_kib():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+def resident_bytes(summaries):
+    """Of the store: pages that are in memory."""
+    begin, size = summaries._keys.data_ptr(), len(summaries._memory)
+    assert begin % mmap.PAGESIZE == 0
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(begin // mmap.PAGESIZE * 8)
+        flags = np.frombuffer(pages.read(size // mmap.PAGESIZE * 8), np.uint64)
+    return int((flags >> np.uint64(63)).sum()) * mmap.PAGESIZE
 
 
-def test_memory_is_taken_for_the_blocks_that_requests_have_and_given_back():
-    """Two requests of 32 and 96 blocks have entries of 32 summaries, in a store of many times as
-    many; what is written is their K halves, in every layer."""
+def test_memory_is_taken_for_the_blocks_that_requests_have_and_given_back(monkeypatch):
+    """Requests of 32 and 96 blocks have one and three entries in a store of many more: their K
+    halves, 48 KiB in each of two layers, are what memory is taken for."""
+    monkeypatch.setattr(key_summaries, "_MIN_ENTRIES", 64)
     packing = ("vec", Layout.VEC, torch.float32)
     kv, _ = filled_kv(packing, num_blocks=96, heads=3, dims=64)
-    geometry = geometry_of(packing, heads=3, group=1, dims=64)
-    summaries = KeySummaries(geometry, layout=Layout.VEC)
+    summaries = KeySummaries(geometry_of(packing, heads=3, group=1, dims=64), layout=Layout.VEC)
     requests = [
         DecodingRequest(physical_blocks=np.arange(count, dtype=np.int32), num_tokens=count * 32)
         for count in (32, 96)
     ]
-    summaries._grow(20_000)  # of 96 KiB in each of two layers
-    summaries.add(0, kv.tensor, summaries.begin(requests, [1, 1]))  # what is taken once
-    before = resident_kib()
     new = summaries.begin(requests, [32, 96])
     for row in range(2):
         summaries.add(row, kv.tensor, new)
     entries = [summaries.entries_of(request).tolist() for request in requests]
     assert [len(own) for own in entries] == [1, 3]
     assert len({*entries[0], *entries[1]}) == 4
-    assert resident_kib() - before < 16 * 1024
+    assert resident_bytes(summaries) == 4 * 2 * 48 * 1024
+    summaries.keep([])
+    assert resident_bytes(summaries) == 0

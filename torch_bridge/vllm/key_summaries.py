@@ -30,7 +30,7 @@ from torch_bridge.vllm.requests import DecodingRequest
 
 _ENTRY_SUMMARIES = 32  # of one entry of the store, which is a block of a packed pool
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-_MIN_ENTRIES = 16  # of a store
+_MIN_ENTRIES = 4  # of a store
 _CHUNK_BLOCKS = 64  # summarized at once, so that what is read and unpacked stays in the cache
 
 
