@@ -151,7 +151,7 @@ def pool_choose_by_estimate(
     tokens: Sequence[int],
     row: int,
     queries: tuple[int, int, int],
-    shape: tuple[int, int, int, int, int],
+    shape: tuple[int, int, int, int, int, int],
     scale: float,
     is_on_open_mp: bool,
 ) -> tuple[int, int, int, int]: ...

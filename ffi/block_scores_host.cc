@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -124,6 +125,44 @@ int32_t* RowAt(const py::handle& address, const py::handle& stride, int64_t row)
   return reinterpret_cast<int32_t*>(address.cast<uintptr_t>()) + stride.cast<int64_t>() * row;
 }
 
+[[noreturn]] void Refuse(const std::string& argument, int64_t value, const std::string& expected) {
+  throw std::invalid_argument("`" + argument + "` is " + std::to_string(value) + "; expected " +
+                              expected);
+}
+
+// The counts of one sequence and the range of the blocks that it may write into its table.
+void CheckEstimate(const blockcompact::EstimateCall& call,
+                   const blockcompact::EstimateSequence& sequence, int64_t num_physical_blocks,
+                   int64_t num_blocks) {
+  const int64_t num_candidates = sequence.moments.num_keys;
+  if (call.num_sinks < 0) Refuse("num_sinks", call.num_sinks, "at least 0");
+  if (sequence.num_chosen < call.num_sinks || sequence.num_chosen > num_candidates) {
+    Refuse("num_chosen", sequence.num_chosen,
+           "`num_sinks` (" + std::to_string(call.num_sinks) + ") to `num_candidates` (" +
+               std::to_string(num_candidates) + ")");
+  }
+  if (num_physical_blocks < num_candidates) {
+    Refuse("physical_blocks.size", num_physical_blocks,
+           "at least `num_candidates` (" + std::to_string(num_candidates) + ")");
+  }
+  if (sequence.exact.num_entries < call.num_sinks) {
+    Refuse("exact_table.size", sequence.exact.num_entries,
+           "at least `num_sinks` (" + std::to_string(call.num_sinks) + ")");
+  }
+  if (sequence.exact.num_keys <= call.num_sinks * call.block_tokens) {
+    Refuse("num_exact_keys", sequence.exact.num_keys,
+           "more than the keys of the sinks (" +
+               std::to_string(call.num_sinks * call.block_tokens) + ")");
+  }
+  for (int64_t block = 0; block < num_candidates; ++block) {
+    const int32_t physical_block = sequence.physical_blocks[block];
+    if (physical_block < 0 || physical_block >= num_blocks) {
+      Refuse("physical_blocks[" + std::to_string(block) + "]", physical_block,
+             "a block of the pool of keys, 0 to " + std::to_string(num_blocks - 1));
+    }
+  }
+}
+
 // A pool is (ID, ord, layer). Sequences are (table of moments, candidates, exact table, its keys,
 // physical blocks, number to choose, address and row stride of the chosen, of the table), and the
 // first token of each is given beside them.
@@ -142,6 +181,7 @@ py::tuple PoolChooseByEstimate(const std::tuple<int64_t, uint32_t, int64_t>& mom
   call.type = TypeOf(element_bytes);
   call.block_tokens = shape[3].cast<int64_t>();
   call.num_sinks = shape[4].cast<int64_t>();
+  const auto num_blocks = shape[5].cast<int64_t>();
   call.scale = scale;
   if (tokens.size() != given.size()) throw std::invalid_argument("`tokens` differ in number");
   std::vector<blockcompact::EstimateSequence> sequences;
@@ -163,10 +203,7 @@ py::tuple PoolChooseByEstimate(const std::tuple<int64_t, uint32_t, int64_t>& mom
                       head_stride * element_bytes, 0};
     sequence.physical_blocks = table_of(4).data();
     sequence.num_chosen = fields[5].cast<int64_t>();
-    if (sequence.num_chosen > sequence.moments.num_keys ||
-        table_of(4).size() < sequence.moments.num_keys) {
-      throw std::invalid_argument("more blocks are asked for than there are candidates");
-    }
+    CheckEstimate(call, sequence, table_of(4).size(), num_blocks);
     sequence.chosen = RowAt(fields[6], fields[7], row);
     sequence.table = RowAt(fields[8], fields[9], row);
     sequences.push_back(sequence);

@@ -91,8 +91,8 @@ def aligned_zeros(
 ) -> torch.Tensor:
     """Allocates a contiguous CPU tensor of zeros whose first element is aligned.
 
-    Zeroed pages come from the system untouched, so this costs nothing until they are written; and
-    an unwritten place is finite, as attention needs it.
+    Every page is written, so it takes its memory at once; an unwritten place is finite, as
+    attention needs it.
 
     Args:
         *shape: sizes of each axis.

@@ -21,7 +21,7 @@ class EstimateSequence(NamedTuple):
             what follows the candidates.
         num_exact_keys: valid tokens in them.
         physical_blocks: dense int32 numpy, of the candidates.
-        num_chosen: at most `num_candidates`.
+        num_chosen: the sinks included, at most `num_candidates`.
         chosen_address: of row 0 of the chosen logical blocks.
         chosen_stride: distance of two rows of them, in elements.
         table_address: of row 0 of their physical blocks.
@@ -46,8 +46,9 @@ class EstimateStatus(NamedTuple):
     Attributes:
         code: as in a status.
         row: faulty entry, counted over all tables of one kind; -1 where none is.
-        sequence: the first whose attention mass is not finite, -1 where all are.
-        block: its first such candidate.
+        sequence: the first that has a block that weighs what is not finite, -1 where none has;
+            nothing is written for any sequence then.
+        block: its first such logical block, a candidate or behind them.
     """
 
     code: int
@@ -92,8 +93,10 @@ def host_pool_choose_by_estimate_at(
         is_on_open_mp: as `host_pool_attend`.
 
     Raises:
-        ValueError: for tables that are not dense int32 numpy, and where more blocks are to be
-            chosen than there are candidates.
+        ValueError: for tables that are not dense int32 numpy; unless 0 <= `num_sinks` <=
+            `num_chosen` <= `num_candidates`; for `physical_blocks` that are fewer than the
+            candidates or not in the pool; and for an `exact_table` without all sinks, or without a
+            key behind them.
     """
     shape = keys.shape
     return EstimateStatus(
@@ -110,6 +113,7 @@ def host_pool_choose_by_estimate_at(
                 shape.element_bytes,
                 shape.block_tokens,
                 num_sinks,
+                shape.num_blocks,
             ),
             scale,
             is_on_open_mp,

@@ -66,17 +66,21 @@ class Estimation {
           std::max({stride_, sequence.moments.num_entries * ShapeOf(sequence.moments).block_tokens,
                     NumCandidates(sequence) + num_tail});
       exact_stride_ = std::max(exact_stride_, sequence.exact.num_entries);
+      chosen_stride_ = std::max(chosen_stride_, sequence.num_chosen);
     }
     stride_ = (stride_ + kGroupTokens - 1) / kGroupTokens * kGroupTokens;
     const int64_t num_rows = static_cast<int64_t>(sequences.size()) * call.num_query_heads;
     row_bytes_ = 2 * call.head_dim * static_cast<int64_t>(call.type);
-    scratch->Reset(num_rows * (row_bytes_ + 4 * (stride_ + exact_stride_ + kLanes + 2)), 6);
+    const int64_t num_chosen = static_cast<int64_t>(sequences.size()) * chosen_stride_;
+    scratch->Reset(
+        num_rows * (row_bytes_ + 4 * (stride_ + exact_stride_ + kLanes + 2)) + 4 * num_chosen, 7);
     features_ = scratch->Take<std::byte>(num_rows * row_bytes_);
     logits_ = scratch->Take<float>(num_rows * stride_);
     exact_ = scratch->Take<float>(num_rows * exact_stride_);
     lanes_ = scratch->Take<float>(num_rows * kLanes);
     maxima_ = scratch->Take<float>(num_rows);
     sums_ = scratch->Take<float>(num_rows);
+    chosen_ = scratch->Take<int32_t>(num_chosen);
   }
 
   // Scores the blocks of one sequence, which are checked, by their moments and by their keys.
@@ -100,14 +104,19 @@ class Estimation {
     ScoreBlocks(sequence.exact, of_keys, SerialFor);
   }
 
-  // Chooses the blocks of one sequence; its first candidate that is not finite, or kHole.
+  // Chooses the blocks of one sequence, to be written by Write; its first block that is not
+  // finite, or kHole.
   int32_t Choose(int64_t place) const {
     const EstimateSequence& sequence = sequences_[static_cast<size_t>(place)];
     const int64_t first_row = place * call_.num_query_heads;
     float* logits = logits_ + first_row * stride_;
     PutExact(sequence, logits, exact_ + first_row * exact_stride_);
     const int64_t num_candidates = NumCandidates(sequence);
-    Softmax(first_row, num_candidates + sequence.exact.num_entries - call_.num_sinks);
+    const int64_t num_columns = num_candidates + NumUsedEntries(sequence.exact) - call_.num_sinks;
+    // The sum that all masses are divided by would hide where it is.
+    const int32_t first_faulty = FirstNonFinite(logits, num_columns);
+    if (first_faulty != kHole) return first_faulty;
+    Softmax(first_row, num_columns);
     MeanOverHeads(first_row, num_candidates);
     const auto count = static_cast<int32_t>(sequence.num_chosen);
     const auto candidates = static_cast<int32_t>(num_candidates);
@@ -121,14 +130,20 @@ class Estimation {
     rank.num_sinks = call_.num_sinks;
     rank.capacity = sequence.num_chosen;
     rank.order = RankOrder::kBlock;
-    rank.blocks = sequence.chosen;
+    rank.blocks = chosen_ + place * chosen_stride_;
     rank.first_non_finite = &first_non_finite;
     RankRows(rank, SerialFor);
-    if (first_non_finite != kHole) return first_non_finite;
+    return first_non_finite;
+  }
+
+  // Writes what was chosen for one sequence.
+  void Write(int64_t place) const {
+    const EstimateSequence& sequence = sequences_[static_cast<size_t>(place)];
+    const int32_t* chosen = chosen_ + place * chosen_stride_;
     for (int64_t i = 0; i < sequence.num_chosen; ++i) {
-      sequence.table[i] = sequence.physical_blocks[sequence.chosen[i]];
+      sequence.chosen[i] = chosen[i];
+      sequence.table[i] = sequence.physical_blocks[chosen[i]];
     }
-    return kHole;
   }
 
  private:
@@ -142,12 +157,23 @@ class Estimation {
     return score;
   }
 
+  // Of any head; a column is a logical block.
+  int32_t FirstNonFinite(const float* logits, int64_t num_columns) const {
+    int64_t first = num_columns;
+    for (int64_t head = 0; head < call_.num_query_heads; ++head) {
+      const float* row = logits + head * stride_;
+      first = std::find_if_not(row, row + first, [](float logit) { return std::isfinite(logit); }) -
+              row;
+    }
+    return first == num_columns ? kHole : static_cast<int32_t>(first);
+  }
+
   // A block's estimate lacks its number of keys, which the log-sum-exp of its keys has.
   void PutExact(const EstimateSequence& sequence, float* logits, const float* exact) const {
     const float log_tokens = std::log(static_cast<float>(call_.block_tokens));
     const int64_t num_after = NumCandidates(sequence) - call_.num_sinks;
     for (int64_t head = 0; head < call_.num_query_heads; ++head) {
-      for (int64_t entry = 0; entry < sequence.exact.num_entries; ++entry) {
+      for (int64_t entry = 0; entry < NumUsedEntries(sequence.exact); ++entry) {
         const int64_t column = entry < call_.num_sinks ? entry : entry + num_after;
         logits[head * stride_ + column] = exact[head * exact_stride_ + entry] - log_tokens;
       }
@@ -190,6 +216,7 @@ class Estimation {
   const std::vector<EstimateSequence>& sequences_;
   int64_t stride_ = 0;
   int64_t exact_stride_ = 0;
+  int64_t chosen_stride_ = 0;
   int64_t row_bytes_ = 0;
   std::byte* features_;  // [row][2 * head_dim]
   float* logits_;        // [row][stride_]
@@ -197,6 +224,7 @@ class Estimation {
   float* lanes_;         // [row][kLanes]
   float* maxima_;
   float* sums_;
+  int32_t* chosen_;  // [sequence][chosen_stride_]
 };
 
 // Sets the views of all tables, and checks them.
@@ -239,6 +267,8 @@ EstimateResult Choose(const EstimateCall& call, const std::vector<EstimateSequen
     const int32_t block = faulty[static_cast<size_t>(place)];
     if (block != kHole) result = {{}, place, block};
   }
+  if (result.sequence >= 0) return result;
+  for (int64_t place = 0; place < num_sequences; ++place) estimation.Write(place);
   return result;
 }
 

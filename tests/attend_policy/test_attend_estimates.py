@@ -1,6 +1,7 @@
 """Selections by estimates: in a whole engine against every request by name, and their summaries."""
 
-import math
+import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,86 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockcompact_jax.budget import parse_budget
-from blockcompact_jax.errors import PlanError
 from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout, build_info
 from blockcompact_jax.kernels.native import load_native
-from torch_bridge.vllm.config import AttendConfig
-from torch_bridge.vllm.estimating import GroupEstimation, SelectingRequests
+from torch_bridge.vllm import key_summaries
+from torch_bridge.vllm.estimating import SelectingRequests
 from torch_bridge.vllm.key_summaries import KeySummaries
 from torch_bridge.vllm.kv_blocks import KVBlocks, read_keys
 from torch_bridge.vllm.requests import DecodingRequest
 from torch_bridge.vllm.steps import StepTables
 
 from . import mini_engine as mini
-from .mini_engine import MiniEngine, token_values
-from .packed import PackedKV, attend, estimated_mass
-
-
-def make_engine(budget, every):
-    geometry = ModelGeometry.uniform(
-        num_layers=mini.LAYERS,
-        num_query_heads=mini.HEADS * mini.GROUP,
-        num_kv_heads=mini.HEADS,
-        head_dim=mini.DIMS,
-        block_tokens=mini.B,
-        dtype="float32",
-        layout="vec",
-    )
-    compaction = GroupEstimation(
-        AttendConfig(
-            budget=parse_budget(budget), select_by="estimate", reselect_every_tokens=every
-        ),
-        geometry=geometry,
-        layer_names=mini.LAYER_NAMES,
-        layout=Layout.VEC,
-        max_tokens=mini.MAX_BLOCKS * mini.B,
-    )
-    return MiniEngine(compaction)
-
-
-class NamedRequest:
-    """What the policy promises one request, from its name and its length."""
-
-    def __init__(self, name, budget):
-        self.name, self.budget = name, parse_budget(budget)
-        self.selected, self.num_candidates = None, 0
-
-    def decode(self, length, *, is_turn):
-        """(out of each layer, keys attended to, whether it selects) of a step."""
-        whole = length // mini.B
-        budget = max(self.budget.num_blocks(whole), 2)
-        is_selecting = budget < whole and (is_turn or self.selected is None)
-        if budget >= whole:
-            self.selected = None
-        if is_selecting:
-            self.num_candidates = whole - 1
-            self.selected = [self._select(layer, length, budget) for layer in range(mini.LAYERS)]
-        outs, num_keys = [], 0
-        for layer in range(mini.LAYERS):
-            tokens = [
-                token
-                for token in range(length)
-                if self.selected is None
-                or token // mini.B in self.selected[layer]
-                or token >= self.num_candidates * mini.B
-            ]
-            num_keys = len(tokens)
-            query, keys, values = self._drawn(layer, length, tokens)
-            outs.append(attend(query, keys, values, mini.SCALE)[0])
-        return outs, num_keys, is_selecting
-
-    def _select(self, layer, length, budget):
-        query, keys, _ = self._drawn(layer, length, range(length))
-        mass = estimated_mass(query, keys, self.num_candidates, mini.B, mini.SCALE)
-        ranked = sorted(range(1, self.num_candidates), key=lambda b: (-float(mass[b]), b))
-        return {0, *ranked[: budget - 2]}
-
-    def _drawn(self, layer, length, tokens):
-        drawn = [token_values(self.name, layer, token) for token in tokens]
-        keys, values = (torch.stack([d[i] for d in drawn], 1).double() for i in (1, 2))
-        return token_values(self.name, layer, length - 1)[0], keys, values
+from .estimating_engine import NamedRequest, make_engine
+from .packed import PackedKV, estimated_mass
 
 
 @settings(max_examples=25)
@@ -168,16 +102,6 @@ def test_a_request_is_summarized_once_and_then_block_by_block(monkeypatch):
     assert added == [(0, 6), (1, 6), (0, 1), (1, 1)]
 
 
-def test_a_mass_that_is_not_finite_names_layer_and_block():
-    engine = make_engine("3b", 1)
-    engine.admit(1, 60)
-    engine.step()
-    for kv in engine.kv[1:]:
-        kv.tensor[int(engine.block_table[0, 0])] = math.nan
-    with pytest.raises(PlanError, match="layer 1"):
-        engine.step()
-
-
 PACKINGS = [("vec", Layout.VEC, torch.float32), ("amx", Layout.AMX, torch.bfloat16)]
 
 
@@ -231,7 +155,7 @@ def test_what_is_chosen_has_the_largest_mass_written_out(forced_impl, packing, h
     sizes = [-(-tokens // 32) for tokens in num_tokens]
     kv, keys = filled_kv(packing, num_blocks=sum(sizes), heads=heads, dims=dims)
     geometry = geometry_of(packing, heads=heads, group=group, dims=dims)
-    summaries = KeySummaries(geometry, layout=packing[1], max_blocks=71)
+    summaries = KeySummaries(geometry, layout=packing[1])
     blocks = KVBlocks(layout=packing[1], num_layer_rows=2)
     tables = torch.randperm(sum(sizes)).int().split(sizes)
     requests = [
@@ -279,7 +203,7 @@ def test_what_is_chosen_has_the_largest_mass_written_out(forced_impl, packing, h
 
 def test_requests_that_are_gone_leave_their_room_to_others():
     geometry = make_engine("3b", 1).compaction._geometry
-    summaries = KeySummaries(geometry, layout=Layout.VEC, max_blocks=12)
+    summaries = KeySummaries(geometry, layout=Layout.VEC)
     blocks = np.arange(3, dtype=np.int32)
     entries = set()
     for _ in range(5):
@@ -288,3 +212,35 @@ def test_requests_that_are_gone_leave_their_room_to_others():
         summaries.begin(requests, [3, 3])
         entries |= {int(summaries.entries_of(request)[0]) for request in requests}
     assert entries == {0, 1}
+
+
+def resident_bytes(summaries):
+    """Of the store: pages that are in memory."""
+    begin, size = summaries._keys.data_ptr(), len(summaries._memory)
+    assert begin % mmap.PAGESIZE == 0
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(begin // mmap.PAGESIZE * 8)
+        flags = np.frombuffer(pages.read(size // mmap.PAGESIZE * 8), np.uint64)
+    return int((flags >> np.uint64(63)).sum()) * mmap.PAGESIZE
+
+
+def test_memory_is_taken_for_the_blocks_that_requests_have_and_given_back(monkeypatch):
+    """Requests of 32 and 96 blocks have one and three entries in a store of many more: their K
+    halves, 48 KiB in each of two layers, are what memory is taken for."""
+    monkeypatch.setattr(key_summaries, "_MIN_ENTRIES", 64)
+    packing = ("vec", Layout.VEC, torch.float32)
+    kv, _ = filled_kv(packing, num_blocks=96, heads=3, dims=64)
+    summaries = KeySummaries(geometry_of(packing, heads=3, group=1, dims=64), layout=Layout.VEC)
+    requests = [
+        DecodingRequest(physical_blocks=np.arange(count, dtype=np.int32), num_tokens=count * 32)
+        for count in (32, 96)
+    ]
+    new = summaries.begin(requests, [32, 96])
+    for row in range(2):
+        summaries.add(row, kv.tensor, new)
+    entries = [summaries.entries_of(request).tolist() for request in requests]
+    assert [len(own) for own in entries] == [1, 3]
+    assert len({*entries[0], *entries[1]}) == 4
+    assert resident_bytes(summaries) == 4 * 2 * 48 * 1024
+    summaries.keep([])
+    assert resident_bytes(summaries) == 0

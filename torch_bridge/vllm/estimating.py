@@ -89,13 +89,28 @@ class SelectingRequests:
             blocks: the group's KV.
             geometry: of the group's layers.
         """
-        self._places = list(requests)
+        self._requests = dict(requests)
         self._tables = tables
         self._summaries, self._new_blocks, self._blocks = summaries, new_blocks, blocks
         self._geometry = geometry
         self._num_query_heads = geometry.layer_geometry(geometry.full_layers[0]).num_query_heads
         self._sequences = [self._sequence(place, request) for place, request in requests.items()]
         self._tokens: list[int] | None = None
+        self._rows_left = set(range(geometry.num_rows))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all layers have selected."""
+        return not self._rows_left
+
+    def cancel(self) -> None:
+        """Drops the selections and the summaries of all its requests.
+
+        They select anew in their next step: a selection that lacks a layer must not be served.
+        """
+        for request in self._requests.values():
+            request.selected = None
+        self._summaries.forget(self._requests.values())
 
     def _sequence(self, place: int, request: DecodingRequest) -> EstimateSequence:
         selected, num_candidates = request.selected, request.num_candidate_blocks
@@ -127,18 +142,42 @@ class SelectingRequests:
     ) -> None:
         """Selects for one layer, and writes its tables.
 
+        Where that fails, none of the requests has a selection or summaries any longer.
+
         Args:
             row: layer row.
             kv_cache: its KV tensor.
-            query: [tokens, num_query_heads, head_dim].
+            query: [tokens, num_query_heads, head_dim], of the KV's dtype.
             first_query: [batch + 1], token of each row's query.
             scale: softmax scale.
 
         Raises:
+            ValueError: for a query whose last axis is not contiguous, or of another dtype.
             PlanError: for attention mass that is not finite.
         """
+        try:
+            self._select(row, kv_cache, query=query, first_query=first_query, scale=scale)
+        except BaseException:
+            self.cancel()
+            raise
+        self._rows_left.discard(row)
+
+    def _select(
+        self,
+        row: int,
+        kv_cache: torch.Tensor,
+        *,
+        query: torch.Tensor,
+        first_query: torch.Tensor,
+        scale: float,
+    ) -> None:
+        if query.stride(2) != 1 or query.dtype != kv_cache.dtype:
+            raise ValueError(
+                f"`query` has strides {query.stride()} and dtype {query.dtype}; expected a "
+                f"contiguous last axis and the KV's dtype, {kv_cache.dtype}"
+            )
         if self._tokens is None:  # the same in all layers
-            self._tokens = first_query[self._places].tolist()
+            self._tokens = first_query[list(self._requests)].tolist()
         if self._new_blocks is not None:
             self._summaries.add(row, kv_cache, self._new_blocks)
         token_stride, head_stride, _ = query.stride()
@@ -166,14 +205,16 @@ class GroupEstimation(GroupCompaction):
     def __init__(self, config: AttendConfig, **kwargs: Any) -> None:
         """As `GroupCompaction`."""
         super().__init__(config, **kwargs)
-        self._summaries = KeySummaries(
-            self._geometry, layout=kwargs["layout"], max_blocks=self._selector.max_blocks
-        )
+        self._summaries = KeySummaries(self._geometry, layout=kwargs["layout"])
         self._num_steps_left = 0  # until all select
         self._selecting: dict[int, DecodingRequest] = {}  # by batch row, in this step
+        self._planned: SelectingRequests | None = None  # in the step before
 
     def _apply_selections(self, requests: list[DecodingRequest | None]) -> None:
         """Says which requests select in the step, and makes room for their selections."""
+        if self._planned is not None and not self._planned.is_done:  # its forward failed
+            self._planned.cancel()
+        self._planned = None
         self._summaries.keep(requests)
         self._num_steps_left -= 1
         is_turn = self._num_steps_left <= 0
@@ -203,7 +244,7 @@ class GroupEstimation(GroupCompaction):
             return None
         requests = list(self._selecting.values())
         candidates = [request.num_candidate_blocks for request in requests]
-        return SelectingRequests(
+        self._planned = SelectingRequests(
             self._selecting,
             tables,
             new_blocks=self._summaries.begin(requests, candidates),
@@ -211,6 +252,7 @@ class GroupEstimation(GroupCompaction):
             blocks=self._blocks,
             geometry=self._geometry,
         )
+        return self._planned
 
     def _is_due(self, request: DecodingRequest) -> bool:
         """Nothing is scored by all keys."""

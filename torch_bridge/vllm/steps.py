@@ -139,7 +139,11 @@ def build_tables(
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """What a row's table was made of. A selection is one request's, and never changed in place."""
+    """What a row's table was made of.
+
+    A selection is one request's. Where its layers select in the midst of a forward, they fill its
+    array, and the table with it, in the one step it is made in; after that it never changes.
+    """
 
     selected: Int32[np.ndarray, "row selected"]
     num_blocks: int

@@ -36,7 +36,8 @@ struct EstimateCall {
   float scale = 1.0F;
 };
 
-// A status and the first candidate whose mass is not finite, with its sequence; -1 where none is.
+// A status and the first logical block, candidate or not, that weighs what is not finite in any
+// head, with its sequence; -1 where none does.
 struct EstimateResult {
   Status status;
   int64_t sequence = -1;
@@ -44,8 +45,11 @@ struct EstimateResult {
 };
 
 // Chooses the blocks of each sequence by the mean over query heads of their attention mass. Of
-// equal masses the lower block is chosen. Nothing is written where the status is not ok; a faulty
-// row counts the entries of all tables of one pool.
+// equal masses the lower block is chosen. Nothing is written for any sequence where the status is
+// not ok or a block is not finite; a faulty row counts the entries of all tables of one pool.
+//
+// The caller answers for 0 <= num_sinks <= num_chosen <= candidates, for exact tables of at least
+// num_sinks blocks, full ones, and a key behind them, and for the range of physical_blocks.
 EstimateResult PoolChooseByEstimate(const PoolRef& moments, const PoolRef& keys,
                                     const EstimateCall& call,
                                     std::vector<EstimateSequence> sequences,
