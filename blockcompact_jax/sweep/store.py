@@ -63,12 +63,15 @@ class ResultFile:
         self.rows.append(row)
 
     def check_appendable(self) -> None:
-        """Makes the file where it is not there, so that no configuration runs for nothing.
+        """Tries to open the file, so that no configuration runs for nothing; leaves none behind.
 
         Raises:
             CompactionError: if it cannot be written.
         """
+        is_new = not self.path.exists()
         self._append("")
+        if is_new:
+            self.path.unlink()
 
     def _append(self, text: str) -> None:
         try:
