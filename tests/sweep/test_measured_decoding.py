@@ -1,5 +1,6 @@
 """What one configuration of vLLM measures and reports, with stand-ins in the place of vLLM."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -55,6 +56,7 @@ class FakeEngine:
         self.decoded, self.has_policy = [], True
         self.tokenizer, self.runner = None, SimpleNamespace(model=None)
         FakeEngine.newest = self
+        os.environ["VLLM_DIST_IDENT"] = "set by vLLM itself"
 
     def counts(self):
         return {"num_keys": 0, "num_full_keys": 0, "num_scored": 0}
@@ -81,6 +83,8 @@ def measure(monkeypatch):
     from torch_bridge import prompts
     from torch_bridge.huggingface import identity
 
+    monkeypatch.setenv("VLLM_DIST_IDENT", "")  # removed at the end
+    monkeypatch.delenv("VLLM_DIST_IDENT")
     monkeypatch.setattr(measured, "MeasuredEngine", FakeEngine)
     monkeypatch.setattr(identity, "weights_name", lambda model: "none")
     monkeypatch.setattr(
@@ -128,4 +132,4 @@ def test_MON_1_a_report_says_under_which_variables_and_threads(measure, monkeypa
     assert found["num_threads"] == torch.get_num_threads()
     assert found["variables"]["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert found["variables"]["VLLM_API_KEY"] == "(set)"
-    assert "PATH" not in found["variables"]
+    assert {"PATH", "VLLM_DIST_IDENT"}.isdisjoint(found["variables"])

@@ -204,9 +204,12 @@ def measure(options: VllmRunOptions) -> dict[str, Any]:
     Raises:
         CompactionError: where the plugin is not loaded.
     """
+    import torch
+
     from torch_bridge.huggingface.identity import weights_name
     from torch_bridge.prompts import build_prompt
 
+    variables = _variables()  # before vLLM sets some itself, to names of this process alone
     begin = time.perf_counter()
     engine = MeasuredEngine(options)
     load_seconds = time.perf_counter() - begin
@@ -236,7 +239,7 @@ def measure(options: VllmRunOptions) -> dict[str, Any]:
             "compacted_decode": given.decode_seconds,
         },
         "pool_blocks": {"prefilled": given.pool_blocks_prefilled, "last": given.pool_blocks_last},
-        "environment": _environment(),
+        "environment": {"num_threads": torch.get_num_threads(), "variables": variables},
         "metrics": {},  # vLLM's blocks are not moved, and nothing is booked here
     }
 
@@ -248,15 +251,10 @@ def _num_warm_up_tokens(options: VllmRunOptions, num_prompt_tokens: int) -> int:
     return min(num_prompt_tokens, num_blocks * options.block_tokens)
 
 
-def _environment() -> dict[str, Any]:
-    """What of this process's environment held while it measured; a secret's value is not told."""
-    import torch
-
+def _variables() -> dict[str, str]:
+    """The environment variables of vLLM that are set; a secret's value is not told."""
     names = sorted(name for name in os.environ if name.startswith("VLLM_"))
-    values = {
-        name: "(set)" if name.endswith(_SECRET_ENDINGS) else os.environ[name] for name in names
-    }
-    return {"num_threads": torch.get_num_threads(), "variables": values}
+    return {name: "(set)" if name.endswith(_SECRET_ENDINGS) else os.environ[name] for name in names}
 
 
 def _facts(options: VllmRunOptions, num_context_tokens: int) -> dict[str, Any]:
