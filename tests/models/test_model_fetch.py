@@ -216,7 +216,7 @@ download.download_wheels(source, Path.cwd(), SilentObserver())
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_signal_ends_the_download_with_the_command(tmp_path: Path, name: str):
     """The stand-in for pip holds a named pipe open, whose end is the end of it."""
     fifo, fake = tmp_path / "fifo", tmp_path / "python"
@@ -224,7 +224,7 @@ def test_a_signal_ends_the_download_with_the_command(tmp_path: Path, name: str):
     fake.write_text(f"#!/bin/sh\nexec 5>{fifo}\necho $$ >&5\nexec sleep 600\n")
     fake.chmod(0o755)
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-P", "-c", FETCHING, str(fake)],
+        ["env", "--default-signal=INT,HUP", sys.executable, "-P", "-c", FETCHING, str(fake)],
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
     )

@@ -117,6 +117,30 @@ def test_a_configuration_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     assert (asked["budget"], asked["context_tokens"], asked["num_draft_tokens"]) == ("4b", 100, 8)
 
 
+def test_relative_paths_mean_the_same_in_that_process(tmp_path, monkeypatch):
+    """A local folder that reads like a hub name stays local, a relative PYTHONPATH holds.
+
+    A module of the caller's folder hides none, in that process or in one that it starts.
+    """
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    (tmp_path / "owner" / "model" / "config.json").write_text("{}")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "colorsys.py").write_text("raise ImportError('hidden')")
+    body = (
+        "import colorsys, json, subprocess, sys\n"
+        "from torch_bridge.models.locate import find_model\n"
+        "subprocess.run([sys.executable, '-c', 'import colorsys'], check=True)\n"
+        "path = find_model(json.loads(sys.argv[1])['model'])\n"
+        "found = {'path': path and str(path.resolve())}\n"
+        "open(sys.argv[2], 'w').write(json.dumps(found))\n"
+    )
+    fake_program(tmp_path / "modules", monkeypatch, body)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "modules")
+    found = run_vllm(VllmRunOptions(engine="vllm-attend", model="owner/model"))
+    assert found["path"] == str((tmp_path / "owner" / "model").resolve())
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -131,7 +155,7 @@ def test_a_fault_of_that_process_is_the_rows(tmp_path, monkeypatch, body, said):
         run_vllm(VllmRunOptions(engine="vllm-attend"))
 
 
-def test_sigterm_ends_that_process_too(tmp_path, monkeypatch):
+def test_sigterm_ends_that_process_too_and_removes_its_folder(tmp_path, monkeypatch):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     fake_program(
@@ -145,12 +169,17 @@ def test_sigterm_ends_that_process_too(tmp_path, monkeypatch):
         "sweep._PROGRAM = 'fake_measured'\n"
         "sweep.run_vllm(sweep.VllmRunOptions(engine='vllm-attend'))\n"
     )
-    process = subprocess.Popen([sys.executable, "-P", "-c", program], cwd=tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     with fifo.open() as pipe:
         pipe.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == -signal.SIGTERM
         assert pipe.read() == ""
+    assert list(tmp_path.glob("blockcompact-vllm-*")) == []
 
 
 def test_a_dry_run_lists_engines_side_by_side(tmp_path, monkeypatch):

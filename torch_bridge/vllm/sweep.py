@@ -21,14 +21,14 @@ from blockcompact_jax.geometry import OwnershipGranularity
 from blockcompact_jax.retention_path import RetentionPath
 from blockcompact_jax.strict_json import parse_json
 from blockcompact_jax.sweep.options import complete_configuration
-from torch_bridge.child import child_process
+from torch_bridge.child import Children
 from torch_bridge.huggingface.options import RunOptions, check_counts
 from torch_bridge.versions import UntestedVersionError, check_version
 from torch_bridge.vllm.config import DEFAULT_EVERY_TOKENS, PolicyName
 
 _PROGRAM = "torch_bridge.vllm.measured"
 _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""What a user's own environment may say otherwise."""
+"""What a user's own environment may say otherwise; a report tells what held."""
 _BLOCK_MULTIPLE_TOKENS = 32
 """What the packed layouts of vLLM's CPU attention need."""
 
@@ -174,7 +174,7 @@ def check_installed_version() -> None:
 
 
 def run_vllm(options: VllmRunOptions) -> dict[str, Any]:
-    """Runs one configuration in a process of its own.
+    """Runs one configuration in a process of its own, which ends with this one (see `Children`).
 
     Args:
         options: what to run.
@@ -186,14 +186,19 @@ def run_vllm(options: VllmRunOptions) -> dict[str, Any]:
         CompactionError: with what the process said, if it gives no report.
     """
     request = {**vars(options), "budget": str(options.budget)}
-    environment = {**_ENVIRONMENT, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    with tempfile.TemporaryDirectory(prefix="blockcompact-vllm-") as folder:
+    # In the caller's folder, so that relative paths mean what they mean here, but not looking for
+    # modules there: one named as a package of vLLM's would hide it, in processes of its own too.
+    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONSAFEPATH": "1"}
+    environment = {**_ENVIRONMENT, **os.environ, **fixed}
+    with (
+        Children() as children,
+        tempfile.TemporaryDirectory(prefix="blockcompact-vllm-") as folder,
+    ):
         answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        command = [sys.executable, "-P", "-m", _PROGRAM, json.dumps(request), str(answer)]
-        # In a folder without modules: one named as a package of vLLM's would hide it.
+        command = [sys.executable, "-m", _PROGRAM, json.dumps(request), str(answer)]
         with (
             log.open("wb") as said,
-            child_process(command, stdout=said, stderr=said, env=environment, cwd=folder) as child,
+            children.start(command, stdout=said, stderr=said, env=environment) as child,
         ):
             code = child.wait()
         if answer.exists():
