@@ -327,6 +327,14 @@ def main() -> None:
             f"{base[9:]} x{row[base]:5.2f}  "
             f"best alternative x{row['ratio_to_best_alternative']:5.2f}"
         )
+    slower = [r for r in rows if r["implementation"] == OURS and r["ratio_to_best_alternative"] < 1]
+    print(
+        "slower than their best alternative:"
+        if slower
+        else "no row is slower than its best alternative"
+    )
+    for row in slower:
+        print(f"  {row['workload']}: x{row['ratio_to_best_alternative']:.2f}")
 
 
 if __name__ == "__main__":
