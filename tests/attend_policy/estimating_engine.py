@@ -3,7 +3,6 @@
 import torch
 
 from blockcompact_jax.budget import parse_budget
-from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm.config import AttendConfig
 from torch_bridge.vllm.estimating import GroupEstimation
@@ -14,20 +13,11 @@ from .packed import attend, estimated_mass
 
 
 def make_engine(budget, every):
-    geometry = ModelGeometry.uniform(
-        num_layers=mini.LAYERS,
-        num_query_heads=mini.HEADS * mini.GROUP,
-        num_kv_heads=mini.HEADS,
-        head_dim=mini.DIMS,
-        block_tokens=mini.B,
-        dtype="float32",
-        layout="vec",
-    )
     compaction = GroupEstimation(
         AttendConfig(
             budget=parse_budget(budget), select_by="estimate", reselect_every_tokens=every
         ),
-        geometry=geometry,
+        geometry=mini.GEOMETRY,
         layer_names=mini.LAYER_NAMES,
         layout=Layout.VEC,
         max_tokens=mini.MAX_BLOCKS * mini.B,

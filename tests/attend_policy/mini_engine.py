@@ -10,12 +10,24 @@ import functools
 import numpy as np
 import torch
 
+from blockcompact_jax.geometry import ModelGeometry
+
 from .packed import PackedKV, attend
 
 LAYERS, HEADS, GROUP, DIMS, B = 2, 2, 2, 32, 8
 MAX_REQUESTS, MAX_BLOCKS, NUM_BLOCKS = 4, 12, 40
 SCALE = 0.35
 LAYER_NAMES = [f"model.layers.{layer}.attn" for layer in range(LAYERS)]
+GEOMETRY = ModelGeometry.uniform(
+    num_layers=LAYERS,
+    num_query_heads=HEADS * GROUP,
+    num_kv_heads=HEADS,
+    head_dim=DIMS,
+    block_tokens=B,
+    dtype="float32",
+    layout="vec",
+)
+"""What a policy is told of the engine."""
 
 
 @functools.cache

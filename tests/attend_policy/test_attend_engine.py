@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockcompact_jax.budget import parse_budget
-from blockcompact_jax.geometry import ModelGeometry
 from blockcompact_jax.kernels import Layout
 from torch_bridge.vllm import compaction as compaction_module
 from torch_bridge.vllm import hosting
@@ -29,15 +28,7 @@ ALL_BLOCKS = mini.MAX_REQUESTS * mini.MAX_BLOCKS
 def make_engine(budget, every, policy="attend", num_host_blocks=ALL_BLOCKS):
     """Of the policies of `AttendConfig`; "host" is "retain" with host memory."""
     retained = RetainedRequests() if policy in {"retain", "host"} else None
-    geometry = ModelGeometry.uniform(
-        num_layers=mini.LAYERS,
-        num_query_heads=mini.HEADS * mini.GROUP,
-        num_kv_heads=mini.HEADS,
-        head_dim=mini.DIMS,
-        block_tokens=mini.B,
-        dtype="float32",
-        layout="vec",
-    )
+    geometry = mini.GEOMETRY
     kind, more = GroupCompaction, {}
     if policy == "host":
         block_bytes = mini.LAYERS * geometry.block_bytes(0)

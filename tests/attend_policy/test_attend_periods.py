@@ -20,18 +20,9 @@ from .test_attend_engine import NamedRequest
 
 
 def make_engine(**config):
-    geometry = ModelGeometry.uniform(
-        num_layers=mini.LAYERS,
-        num_query_heads=mini.HEADS * mini.GROUP,
-        num_kv_heads=mini.HEADS,
-        head_dim=mini.DIMS,
-        block_tokens=mini.B,
-        dtype="float32",
-        layout="vec",
-    )
     compaction = GroupCompaction(
         AttendConfig(budget=parse_budget("3b"), **config),
-        geometry=geometry,
+        geometry=mini.GEOMETRY,
         layer_names=mini.LAYER_NAMES,
         layout=Layout.VEC,
         max_tokens=mini.MAX_BLOCKS * mini.B,
